@@ -19,7 +19,7 @@ from tests.platform import until
 from traceplane.delivery.templates import TextTemplate
 from traceplane.dispatcher.in_process import alert_route
 from traceplane.model.message import LONGEST_TEXT, LONGEST_TITLE, LONGEST_VALUE
-from traceplane.postgres import alerts, deliveries, events
+from traceplane.postgres import alert_handovers, alerts, deliveries, events
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.events import AcceptedEvents, NewEvent
 from traceplane.registry import cutover
@@ -595,7 +595,7 @@ async def test_what_was_handed_over_and_cannot_go_on_holds_up_nothing_else(chain
         " select job_id, n, n from jobs, unnest('{1, 2}'::int[]) as n where operator = 'alert_route'"
     )
     async with chain.plane.database.transaction() as tx:
-        settled = [await alerts.settle_handovers(tx, 1) for _ in range(100)]
+        settled = [await alert_handovers.settle(tx, 1) for _ in range(100)]
     assert sum(settled) == 1
     [left] = await chain.plane.sql("select range_start from alert_handovers")
     assert left["range_start"] == 1

@@ -104,6 +104,17 @@ async def test_a_message_is_stored_exactly(queue: Queue) -> None:
     assert [type(value) for value in claimed.message.subject.values()] == [type(v) for v in values.values()]
 
 
+async def test_a_claim_tells_no_index(queue: Queue) -> None:
+    """There is room for the second version of each row on its page."""
+    await queue.add(*(alert(str(number)) for number in range(200)))
+    await queue.lease()
+    async with queue.database.transaction() as tx:
+        await deliveries.claim(tx, queue.channel_id, queue.process, uuid4(), 200)
+        table = "'alert_deliveries'::regclass"
+        assert await tx.value(f"select pg_stat_get_xact_tuples_updated({table})") == 200
+        assert await tx.value(f"select pg_stat_get_xact_tuples_hot_updated({table})") > 150
+
+
 async def test_what_postgres_cannot_store_is_replaced(queue: Queue) -> None:
     await queue.add(replace(MESSAGE, title="a\x00b", text="c\ud800d", subject={"e\x00": "f\x00"}))
     await queue.lease()

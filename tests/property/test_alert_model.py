@@ -2,8 +2,8 @@
 
 Random histories of blocks, reorganizations, corrections, backfills, deploys with another condition, cutovers, rollbacks
 and aborts, while evaluations, sinks, route passes and deliveries proceed one step at a time, in any order, and some
-fail or are left unrecorded. The model knows nothing of versions: a row that every version finds is open from the event
-that brought it until the event that removed it, whichever version happened to serve.
+fail, die, are put off or are left unrecorded. The model knows nothing of versions: a row that every version finds is
+open from the event that brought it until the event that removed it, whichever version happened to serve.
 """
 
 from __future__ import annotations
@@ -121,13 +121,13 @@ class History:
         ]
         steps += [self.backfill, self.deploy, self.roll_back, self.abort, self.build]
         steps += [self.load, self.load, self.evaluate, self.evaluate, self.evaluate, self.sink, self.sink]
-        steps += [self.route, self.route, self.route_twice, self.send, self.send, self.send]
+        steps += [self.route, self.route, self.route_twice, self.put_off, self.send, self.send, self.send]
         for _ in range(STEPS):
             step = self.dice.choice(steps)
             self.said.append(step.__name__)
             await step()
         await self.rest()
-        assert "dead" not in await self.plane.states()
+        assert not await self._dead()
         await self.check()
         await self.check_that_history_is_silent()
         await self.check()
@@ -158,6 +158,7 @@ class History:
         """How much is on its way, at a position or at all."""
         count: int = await self.plane.value(
             "with coming as (select range_start, range_end from tasks where stage < 2"
+            " union all select range_start, range_end from dead_tasks where standing = 'open'"
             " union all select range_start, range_end from alert_handovers)"
             " select (select count(*) from coming where $1::bigint is null or $1 between range_start and range_end)"
             " + (select count(*) from replays)",
@@ -178,6 +179,8 @@ class History:
         if self.model.blocks:
             first, last = sorted(self.dice.choices(sorted(self.model.blocks), k=2))
             dataset = self.dice.choice(["transfers", "chain.large#alerts"])
+            if await self._dead(first, last):  # computed by hand, it would be history
+                return
             await self._attempt(self.plane.backfill(dataset, first, last, only="all"))
 
     async def deploy(self) -> None:
@@ -221,10 +224,13 @@ class History:
 
     async def evaluate(self) -> None:
         for held in await self.worker.take("large"):
-            if self.dice.random() < 0.7:
+            fate = self.dice.random()
+            if fate < 0.7:
                 await self.worker.store(held, self._found(held))
-            else:
+            elif fate < 0.9:
                 await self._fail(held)
+            else:
+                await self.plane.fail(held, retryable=False)
 
     def _found(self, held: Held) -> pa.Table:
         """What Spark would find."""
@@ -249,6 +255,24 @@ class History:
 
     async def sink(self) -> None:
         await self.plane.sink()
+
+    async def _dead(self, first: int = 0, last: int = 1 << 62) -> list[Any]:
+        """Tasks of versions that serve or are being built."""
+        return [
+            row["task_id"]
+            for row in await self.plane.sql(
+                "select task_id from dead_tasks where standing = 'open' and range_start <= $2 and range_end >= $1",
+                first,
+                last,
+            )
+        ]
+
+    async def put_off(self) -> None:
+        """What waits to be routed is retried later, after an error."""
+        await self.plane.sql(
+            "update tasks set ready_at = tp_now() + interval '1 day' where stage = 0"
+            " and job_id in (select job_id from jobs where name = 'large__route')"
+        )
 
     async def route(self) -> None:
         await self.plane.in_process.run_once()
@@ -279,6 +303,9 @@ class History:
     async def rest(self) -> None:
         """Everything that is under way comes to its end."""
         for _ in range(60):
+            await self.plane.sql("update tasks set ready_at = tp_now() where stage = 0")
+            if dead := await self._dead():
+                await self.plane.retry(*dead)
             await self.build()
             await self.load()
             await self.evaluate()

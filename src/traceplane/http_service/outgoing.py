@@ -34,6 +34,7 @@ from traceplane.linux.connect_supervisor import Address, Endpoints
 if TYPE_CHECKING:
     from aiohttp import AddrInfoType, ClientResponse
     from aiohttp.abc import ResolveResult
+    from yarl import URL
 
 Decoded = TypeVar("Decoded")
 Resolve = Callable[[str, int], Awaitable[Sequence[Address]]]
@@ -196,11 +197,23 @@ class Outgoing:
         with _failures(url):
             line = None if self._kept is None else self._kept.take(destination)
             if line is not None:
-                with _ignored_if_closed():
-                    return await self._post_over(line, destination, url, headers, body)
+                answer = await self._post_over_kept(line, destination, url, headers, body)
+                if answer is not None:
+                    return answer
             async with asyncio.timeout(self._seconds):
                 line = await self._line(url, destination)
             return await self._post_over(line, destination, url, headers, body)
+
+    async def _post_over_kept(
+        self, line: _Line, destination: Destination, url: str, headers: Mapping[str, str], body: bytes
+    ) -> Answer | None:
+        """None: the other side closed the connection that was kept, perhaps just when the message was sent."""
+        import aiohttp
+
+        try:
+            return await self._post_over(line, destination, url, headers, body)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            return None
 
     async def _post_over(
         self, line: _Line, destination: Destination, url: str, headers: Mapping[str, str], body: bytes
@@ -333,11 +346,9 @@ class _Line:
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
     ) -> ClientResponse:
         """The head of the answer, within the time that one call may take; to be released."""
-        from yarl import URL
-
         return await self._session.request(
             method,
-            URL(url, encoded=True),
+            _as_it_is(url),
             data=body,
             headers={"accept": "application/json", "accept-encoding": "identity", **headers},
             allow_redirects=False,
@@ -443,13 +454,12 @@ def _response_class() -> type[ClientResponse]:
     return Response
 
 
-@contextlib.contextmanager
-def _ignored_if_closed() -> Iterator[None]:
-    """The other side closed a connection that was kept, perhaps just when the message was sent."""
-    import aiohttp
+@functools.lru_cache(256)
+def _as_it_is(url: str) -> URL:
+    """Nothing in it is encoded once more."""
+    from yarl import URL
 
-    with contextlib.suppress(aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-        yield
+    return URL(url, encoded=True)
 
 
 @functools.lru_cache(256)

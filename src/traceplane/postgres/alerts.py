@@ -10,10 +10,11 @@ from uuid import UUID
 
 import msgspec
 
+from traceplane.model.edges import can_map, overlapping, same_periods
 from traceplane.model.json_object import JsonObject
 from traceplane.model.message import LONGEST_VALUE, Kind, Message, Severity, shortened
-from traceplane.model.partitions import By
-from traceplane.model.positions import Range, merged
+from traceplane.model.partitions import By, Partitions
+from traceplane.model.positions import Range
 from traceplane.model.silences import Silences
 from traceplane.operators.alerting import found_dataset
 from traceplane.postgres import hot_tables
@@ -22,6 +23,9 @@ from traceplane.postgres.registry import partitions_of
 
 _SQL = statements("alerts")
 _NO_GENERATION = UUID(int=0)
+
+BUILDING = "building"
+"""Why an alert was not sent that only a version has found that did not serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,10 @@ class Route:
     building: bool
     """The job's version does not serve yet."""
     now: datetime
+    periods: Partitions = Partitions()
+    """Of the positions of rows."""
+    former_periods: tuple[Partitions, ...] = ()
+    """Others that versions of the alert have or had, if they say something about these."""
 
     @property
     def identity(self) -> tuple[UUID, str, str]:
@@ -61,9 +69,23 @@ class KnownAlert:
     retracted: bool
     is_ours: bool
     """Whether the generation of the job has found it."""
+    released: bool
+    """Whether a version that found it before it served has served since; of use while nobody has routed it."""
     event_time: datetime
     is_built: bool
     """Whether a version that is being built has found it."""
+    periods: str | None = None
+    subject: JsonObject | None = None
+    """Of an alert that was found by other periods."""
+
+    @property
+    def is_held(self) -> bool:
+        """Only a version that did not serve has found it."""
+        return self.suppressed == BUILDING and not self.retracted
+
+    @property
+    def is_released(self) -> bool:
+        return self.is_held and self.released
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +111,7 @@ class SentAlert:
     dag: str
     alert: str
     position: int | None
+    periods: str | None
     key: str
     incident: str
     occurrence: int
@@ -115,8 +138,15 @@ class SentAlert:
             subject=self.subject,
             fields=self.fields,
             dag=self.dag or None,
-            position=None if self.position is None else scopes.get(self.position),
+            position=self._written_position(scopes),
         )
+
+    def _written_position(self, scopes: Mapping[int, str]) -> str | None:
+        if self.position is None:
+            return None
+        if self.periods is not None and (periods := of_periods(self.periods)).is_time:
+            return periods.name(self.position)
+        return scopes.get(self.position)
 
 
 def message_key(key: str, occurrence: int) -> str:
@@ -124,10 +154,35 @@ def message_key(key: str, occurrence: int) -> str:
     return key if occurrence == 1 else f"{key}-{occurrence}"
 
 
-async def lock_route(tx: Transaction, job_id: UUID, alert: str, generation_id: UUID) -> Route:
+def written_periods(partitions: Partitions) -> str:
+    """As an alert is stored with them."""
+    has_zone = partitions.is_time and partitions.by is not By.HOUR
+    return f"{partitions.by} {partitions.time_zone if has_zone else 'UTC'}"
+
+
+def of_periods(written: str) -> Partitions:
+    by, _, time_zone = written.partition(" ")
+    return Partitions(By(by), time_zone)
+
+
+async def lock_route(
+    tx: Transaction, job_id: UUID, alert: str, generation_id: UUID, periods: Partitions
+) -> Route:
+    """`periods`: of the positions of rows."""
     row = await tx.row(_SQL["lock_route"], job_id, alert)
     assert row is not None, "a job whose task is being run exists"
-    return Route(row["org_id"], row["dag"], alert, job_id, generation_id, bool(row["building"]), row["now"])
+    former = {of_periods(written_periods(partitions_of(one))) for one in row["periods"] or ()}
+    return Route(
+        row["org_id"],
+        row["dag"],
+        alert,
+        job_id,
+        generation_id,
+        bool(row["building"]),
+        row["now"],
+        periods,
+        tuple(one for one in former if can_map(periods, one) and not same_periods(periods, one)),
+    )
 
 
 async def platform_route(tx: Transaction, org_id: UUID, alert: str) -> Route:
@@ -188,24 +243,21 @@ def _field(raw: bytes) -> object:
     return _DECODER.decode(raw)
 
 
-async def awaited(
-    tx: Transaction,
-    job_id: UUID,
-    ranges: Sequence[Range],
-    besides: Sequence[UUID] = (),
-    *,
-    by_the_one_being_built: bool = False,
-) -> list[Range]:
-    """What of these ranges new events are about that have yet to be routed, besides those of these tasks. By any
-    version of the alert: one that takes over from another must not take for history what that has not come to."""
-    rows = await tx.rows(_SQL["awaited"], job_id, *_columns(ranges), list(besides), by_the_one_being_built)
-    return merged((row["first"], row["last"]) for row in rows)
+async def without_events(tx: Transaction, task_ids: Sequence[UUID]) -> set[UUID]:
+    """Those of these tasks that no event has made."""
+    return {row["task_id"] for row in await tx.rows(_SQL["without_events"], list(task_ids))}
 
 
 async def known(
     tx: Transaction, route: Route, keys: Sequence[str], ranges: Sequence[Range]
 ) -> dict[str, KnownAlert]:
-    """What is known of these alerts, and of those at these positions that are not gone."""
+    """What is known of these alerts, and of those at these positions, or in periods of other versions that overlap
+    them, that are not gone."""
+    former = [
+        (written_periods(one), *overlapping(positions, route.periods, one))
+        for one in route.former_periods
+        for positions in ranges
+    ]
     rows = await tx.rows_as(
         KnownAlert,
         _SQL["known"],
@@ -214,8 +266,26 @@ async def known(
         *_columns(ranges),
         route.generation_id,
         route.job_id,
+        written_periods(route.periods),
+        *([one[number] for one in former] for number in range(3)),
     )
     return {row.key: row for row in rows}
+
+
+async def still_there(tx: Transaction, route: Route, asked: Sequence[tuple[KnownAlert, Range]]) -> set[str]:
+    """The keys of those alerts about whose subjects the generation of the job finds something at these positions."""
+    if not asked:
+        return set()
+    rows = await tx.rows(
+        _SQL["still_there"],
+        *route.identity,
+        [alert.key for alert, _ in asked],
+        [alert.subject for alert, _ in asked],
+        *_columns([positions for _, positions in asked]),
+        route.generation_id,
+        written_periods(route.periods),
+    )
+    return {row["key"] for row in rows}
 
 
 async def add(
@@ -234,6 +304,7 @@ async def add(
         list(channels),
         dataset_id,
         route.generation_id,
+        written_periods(route.periods) if route.job_id is not None else None,
         *([getattr(alert, name) for alert in alerts] for name in NewAlert.__slots__),
     )
 
@@ -262,28 +333,6 @@ async def ended_incidents(tx: Transaction, route: Route, incidents: Sequence[str
     """Those of which no alert is left."""
     rows = await tx.rows(_SQL["ended_incidents"], *route.identity, list(incidents))
     return [row["incident"] for row in rows]
-
-
-async def release(tx: Transaction, dag_id: UUID, operator: str) -> None:
-    """Lets the version that serves from now on route what only it had found. `operator`: of the jobs that route
-    alerts."""
-    await tx.run(_SQL["release"], dag_id, operator)
-
-
-async def hand_over(tx: Transaction, retired_jobs: Sequence[UUID], operator: str) -> None:
-    """What jobs had not done of new events when they were retired is no history to the version that serves now.
-    `operator`: of the jobs that route alerts."""
-    await tx.run(_SQL["hand_over"], list(retired_jobs), operator)
-
-
-async def handed_over(tx: Transaction) -> bool:
-    """Whether something is."""
-    return bool(await tx.value(_SQL["handed_over"]))
-
-
-async def settle_handovers(tx: Transaction, most: int) -> int:
-    """Ends those of which nothing is on its way any more; how many."""
-    return len(await tx.rows(_SQL["settle_handovers"], most))
 
 
 async def hold(tx: Transaction, route: Route, keys: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from traceplane.errors import Conflict, NotFound
 from traceplane.operators.alerting import ROUTE
 from traceplane.postgres import (
     aggregator,
-    alerts,
+    alert_handovers,
     coverage,
     cron_schedules,
     dataset_retention,
@@ -66,14 +66,14 @@ async def move(tx: Transaction, dag_id: UUID, version_id: UUID) -> None:
         await coverage.forget_catch_ups(tx, retired_jobs)
     if missed_inputs:
         await versions.replay_inputs(tx, missed_inputs)
-    await alerts.release(tx, dag_id, ROUTE)
+    await alert_handovers.release(tx, dag_id, ROUTE)
     await versions.add_replays(tx, [*followers, *elsewhere], everything=True)
     crash_point("cutover.after_jobs")
     if retired_jobs or missed_inputs or followers or elsewhere:
         await versions.stop_the_stream(tx)
     if retired_jobs:
         # Only now is everything visible that they had been given.
-        await alerts.hand_over(tx, retired_jobs, ROUTE)
+        await alert_handovers.hand_over(tx, retired_jobs, ROUTE)
         await tasks.cancel_retired(tx, _CANCELED_AT_ONCE)
     await notify_dispatchers(tx)
 

@@ -25,14 +25,15 @@ import msgspec
 
 from traceplane import telemetry
 from traceplane.delivery.templates import BEFORE_WORDING, TextTemplate, known_names, worded
+from traceplane.dispatcher.in_process.former_alerts import FormerAlerts
 from traceplane.dispatcher.in_process.operator import InProcessJob, Misconfigured, Work
 from traceplane.errors import InvalidInput
 from traceplane.model.json_object import JsonObject
 from traceplane.model.message import LONGEST_TEXT, Kind, Message, Severity, as_json
 from traceplane.model.positions import Range, merged, without
 from traceplane.operators.alerting import Each, RouteConfig
-from traceplane.postgres import alerts, deliveries
-from traceplane.postgres.alerts import Found, FoundRow, KnownAlert, NewAlert, Route
+from traceplane.postgres import alert_handovers, alerts, deliveries
+from traceplane.postgres.alerts import BUILDING, Found, FoundRow, KnownAlert, NewAlert, Route
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.deliveries import NewDelivery
 from traceplane.postgres.tasks import QueuedTask
@@ -70,8 +71,8 @@ _SUBJECT_TOO_LONG = TaskError(
     retryable=False,
 )
 
-BUILDING, BACKFILL, STALE, SILENCED, THROTTLED, NO_CHANNEL = (
-    "building", "backfill", "stale", "silenced", "throttled", "no_channel",
+BACKFILL, STALE, SILENCED, THROTTLED, NO_CHANNEL = (
+    "backfill", "stale", "silenced", "throttled", "no_channel",
 )  # fmt: skip
 
 
@@ -80,7 +81,8 @@ async def run(tx: Transaction, job: InProcessJob, batch: Sequence[QueuedTask]) -
         config = msgspec.convert(job.config, RouteConfig)
     except msgspec.ValidationError as error:
         raise Misconfigured(str(error)) from None
-    route = await alerts.lock_route(tx, job.job_id, config.alert, job.inputs[0].row_generation_id)
+    source = job.inputs[0]
+    route = await alerts.lock_route(tx, job.job_id, config.alert, source.row_generation_id, source.edge.input)
     tasks = batch
     found = await _found(tx, route, tasks)
     if found.count > MOST_ALERTS and len(tasks) > 1:  # one task at a time, to tell which one it is
@@ -97,7 +99,9 @@ async def run(tx: Transaction, job: InProcessJob, batch: Sequence[QueuedTask]) -
     routed = merged(
         (_start(task), task.range_end if end is None else min(task.range_end, end - 1)) for task in tasks
     )
-    await Comparison(tx, route, config, await _new(tx, job.job_id, tasks)).compare(found.rows, routed)
+    new = await _new(tx, job.job_id, tasks)
+    happened = await _happened(tx, tasks) if route.former_periods else ()
+    await Comparison(tx, route, config, new, happened).compare(found.rows, routed)
     unfinished = {task.task_id: end for task in tasks if end is not None and task.range_end >= end}
     completed = [task for task in tasks if task.task_id not in unfinished]
     return Work([], completed, next_positions=unfinished)
@@ -125,16 +129,32 @@ async def _new(tx: Transaction, job_id: UUID, tasks: Sequence[QueuedTask]) -> li
     """Positions of new events, in these tasks or still on their way: a backfill must not take them for history."""
     ranges = [(task.range_start, task.range_end) for task in tasks if not task.backfill]
     if again := merged((task.range_start, task.range_end) for task in tasks if task.backfill):
-        ranges += await alerts.awaited(tx, job_id, again, [task.task_id for task in tasks])
+        ranges += await alert_handovers.awaited(tx, job_id, again, [task.task_id for task in tasks])
     return merged(ranges)
+
+
+async def _happened(tx: Transaction, tasks: Sequence[QueuedTask]) -> list[Range]:
+    """Positions of new events in these tasks, without those that other versions have left."""
+    left = await alerts.without_events(tx, [task.task_id for task in tasks])
+    return [
+        (task.range_start, task.range_end) for task in tasks if not task.backfill and task.task_id not in left
+    ]
 
 
 class Comparison:
     """Of the rows that are there with the alerts that are known."""
 
-    def __init__(self, tx: Transaction, route: Route, config: RouteConfig, new: Sequence[Range]) -> None:
-        """`new`: the positions that are no history."""
+    def __init__(
+        self,
+        tx: Transaction,
+        route: Route,
+        config: RouteConfig,
+        new: Sequence[Range],
+        happened: Sequence[Range] = (),
+    ) -> None:
+        """`new`: the positions that are no history; `happened`: those of them that no other version has left."""
         self._tx, self._route, self._config, self._new = tx, route, config, merged(new)
+        self._happened, self._former = merged(happened), FormerAlerts((), route.periods)
         self._title, self._text = _templates(config)
         self._subjects: dict[str, JsonObject] = {}
         """Of the rows that are there, by their keys, as in messages."""
@@ -146,10 +166,14 @@ class Comparison:
             key = _key(self._route, row, subject)
             found[key], self._subjects[key] = row, subject
         known = await alerts.known(self._tx, self._route, list(found), routed)
+        self._former = FormerAlerts((a for a in known.values() if a.subject is not None), self._route.periods)
+        known = {key: alert for key, alert in known.items() if alert.subject is None}
         await self._see(found, known)
         gone = [alert for key, alert in known.items() if key not in found and self._is_gone(alert)]
         if gone:
             await self._take_back(gone)
+        if self._route.former_periods and not self._route.building:
+            await self._take_back_former()
 
     # What is there ------------------------------------------------------------------------------
 
@@ -166,6 +190,11 @@ class Comparison:
         messages = await self._messages(news, occurrences)
         channels = await deliveries.channels_by_name(self._tx, self._route.org_id, self._config.channels)
         due = {key for key in news if key in known and self._is_due(known[key])}
+        due |= {
+            key
+            for key, message in messages.items()
+            if key not in known and self._former.is_released(_plain(message.subject), news[key].position)
+        }
         reasons = await self._reasons(news, messages, due, bool(channels))
         sent = self._grouped([message for key, message in messages.items() if key not in reasons])
         incident = sent[0].incident if len(sent) == 1 else None
@@ -205,7 +234,7 @@ class Comparison:
         if known.suppressed is None:
             return False
         if self._route.building:  # a version that was given up had found it
-            return known.suppressed == BUILDING and not known.is_ours
+            return known.suppressed == BUILDING and not known.is_ours and not known.released
         if (
             self._route.job_id is None
         ):  # the platform's own: a channel for them may be set while something lasts
@@ -213,14 +242,13 @@ class Comparison:
         return self._is_new(known.position) and (known.suppressed == BUILDING or not known.is_ours)
 
     def _is_due(self, known: KnownAlert) -> bool:
-        """This version found it when it did not serve yet."""
-        held = known.suppressed == BUILDING and known.is_ours and not known.retracted
-        return held and not self._route.building
+        """This version found it when it did not serve yet, or one did that was replaced before it could send it."""
+        held = known.suppressed == BUILDING and (known.is_ours or known.released)
+        return held and not known.retracted and not self._route.building
 
     def _is_new(self, position: int) -> bool:
         """Not history."""
-        nth = bisect_right(self._new, position, key=lambda positions: positions[0])
-        return nth > 0 and position <= self._new[nth - 1][1]
+        return _has(self._new, position)
 
     async def _reasons(
         self,
@@ -245,6 +273,10 @@ class Comparison:
 
     def _history(self, row: FoundRow, message: Message, *, is_due: bool) -> str | None:
         if not is_due and not self._is_new(row.position):
+            return BACKFILL
+        # What another version has left may be about any row of its periods.
+        is_left = is_due or not _has(self._happened, row.position)
+        if is_left and self._former.was_known(_plain(message.subject), row.position):
             return BACKFILL
         stale_after = self._config.stale_after_seconds
         if stale_after is not None and message.event_time < self._route.now - timedelta(seconds=stale_after):
@@ -340,7 +372,7 @@ class Comparison:
         for one that is being built."""
         if known.retracted or known.is_ours:
             return not known.retracted
-        speaks = not self._route.building and self._is_new(known.position)
+        speaks = not self._route.building and (self._is_new(known.position) or known.released)
         return speaks and (known.suppressed is None or not known.is_built)
 
     async def _take_back(self, gone: Sequence[KnownAlert]) -> None:
@@ -354,7 +386,7 @@ class Comparison:
         sent = await deliveries.withdraw(self._tx, self._route.org_id, [alert.key for alert in retracted])
         received = {(one.message.key, one.channel_id) for one in sent}
         # A correction by hand is history too: whoever made it need not be told.
-        told = {alert.key for alert in gone if self._is_new(alert.position)}
+        told = {alert.key for alert in gone if alert.subject is not None or self._is_new(alert.position)}
         channels = await deliveries.channels_by_name(
             self._tx, self._route.org_id, list({name for alert in retracted for name in alert.channels})
         )
@@ -373,7 +405,17 @@ class Comparison:
             ],
         )
         await self._end_groups({a.incident for a in retracted if a.incident != a.key and a.key in told})
-        await self._hold([alert for alert in gone if alert.is_built])
+        await self._hold([alert for alert in gone if alert.is_built and alert.subject is None])
+
+    async def _take_back_former(self) -> None:
+        """Alerts of other periods about which nothing is found here any more. One that was to be sent is sent as one of
+        these, if it is found."""
+        concerned = self._former.concerned(self._new)
+        there = await alerts.still_there(
+            self._tx, self._route, [(alert, self._former.here(alert)) for alert in concerned]
+        )
+        if gone := [alert for alert in concerned if alert.is_released or alert.key not in there]:
+            await self._take_back(gone)
 
     async def _end_groups(self, incidents: set[str]) -> None:
         """A message about many alerts is retracted when the last of them is."""
@@ -389,10 +431,18 @@ class Comparison:
         if not gone or self._route.job_id is None:
             return
         positions = merged((alert.position, alert.position) for alert in gone)
-        coming = await alerts.awaited(self._tx, self._route.job_id, positions, by_the_one_being_built=True)
+        coming = await alert_handovers.awaited(
+            self._tx, self._route.job_id, positions, by_the_one_being_built=True
+        )
         held = [a.key for a in gone if without([(a.position, a.position)], coming)]
         if held:
             await alerts.hold(self._tx, self._route, held)
+
+
+def _has(ranges: Sequence[Range], position: int) -> bool:
+    """Of ordered ranges."""
+    nth = bisect_right(ranges, position, key=lambda positions: positions[0])
+    return nth > 0 and position <= ranges[nth - 1][1]
 
 
 async def _in_turns(items: Iterable[_T]) -> AsyncIterator[_T]:

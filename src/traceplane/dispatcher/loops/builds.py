@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from traceplane import telemetry
 from traceplane.errors import ConcurrentChange
-from traceplane.postgres import alerts, coverage, tasks, versions
+from traceplane.postgres import alert_handovers, coverage, tasks, versions
 from traceplane.postgres.database import Database
 from traceplane.postgres.events import notify_dispatchers
 from traceplane.postgres.versions import Building
@@ -100,10 +100,10 @@ class Builds:
     async def _settle_handovers(self) -> int:
         """Creates tasks for alerts that another version had not come to, when all of it has arrived."""
         async with self._database.autocommit() as tx:
-            if not await alerts.handed_over(tx):
+            if not await alert_handovers.handed_over(tx):
                 return 0
         async with self._database.transaction() as tx:
-            created = await alerts.settle_handovers(tx, _HANDOVERS_OF_A_PASS)
+            created = await alert_handovers.settle(tx, _HANDOVERS_OF_A_PASS)
             if created:
                 await notify_dispatchers(tx)
             return created

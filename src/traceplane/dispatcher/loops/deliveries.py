@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -151,31 +151,27 @@ class Deliveries:
     async def record(self, holder: UUID, outcomes: list[Recorded]) -> None:
         async with self._database.statement("deliver") as tx:
             counted = await deliveries.record(tx, holder, outcomes)
+        ended: Counter[str] = Counter()
         for outcome in outcomes:
-            if outcome.delivery_id in counted:
-                self._count(outcome)
-
-    def _count(self, outcome: Recorded) -> None:
-        before = self._passed
-        match outcome.state:
-            case "delivered":
-                self._passed = Passed(before.delivered + 1, before.postponed, before.dead)
-            case "waiting" if outcome.is_unsent:
-                return
-            case "waiting":
-                self._passed = Passed(before.delivered, before.postponed + 1, before.dead)
-            case _:
-                self._passed = Passed(before.delivered, before.postponed, before.dead + 1)
-                telemetry.emit(
-                    "delivery.dead",
-                    "warning",
-                    delivery=str(outcome.delivery_id),
-                    code=outcome.code,
-                    **({} if outcome.status is None else {"status": outcome.status}),
-                )
-        telemetry.count(
-            "deliveries_total", outcome="postponed" if outcome.state == "waiting" else outcome.state
+            if outcome.delivery_id in counted and not (outcome.state == "waiting" and outcome.is_unsent):
+                ended["postponed" if outcome.state == "waiting" else outcome.state] += 1
+                self._tell(outcome)
+        for became, number in ended.items():
+            telemetry.count("deliveries_total", number, outcome=became)
+        before, dead = self._passed, ended.total() - ended["delivered"] - ended["postponed"]
+        self._passed = Passed(
+            before.delivered + ended["delivered"], before.postponed + ended["postponed"], before.dead + dead
         )
+
+    def _tell(self, outcome: Recorded) -> None:
+        if outcome.state not in ("delivered", "waiting"):
+            telemetry.emit(
+                "delivery.dead",
+                "warning",
+                delivery=str(outcome.delivery_id),
+                code=outcome.code,
+                **({} if outcome.status is None else {"status": outcome.status}),
+            )
 
 
 class _Sender:
