@@ -133,6 +133,12 @@ class Settings:
     `forever`."""
     background_gc: bool = True
     """Whether dispatchers delete history that has ended, and files that nobody can read any more."""
+    background_compaction: bool = True
+    """Whether dispatchers have small files of datasets merged."""
+    compaction_target_mb: int = 128
+    compaction_min_files: int = 8
+    compaction_after_seconds: float = 600.0
+    """How long files are left alone."""
     dispatcher_runs_sinks: bool = True
     """Whether dispatchers also write buffered datasets; if not, `traceplane sink` does."""
     dispatcher_runs_delivery: bool = True
@@ -395,6 +401,7 @@ _ABOVE_ZERO = (
         "webhook_max_waiting",
         "spark_memory_mb",
         "spark_disk_mb",
+        "compaction_target_mb",
     ),
     *("http_head_seconds", "http_body_seconds", "http_idle_seconds", "http_answer_seconds"),
     *("http_max_connections", "http_max_connections_per_address"),

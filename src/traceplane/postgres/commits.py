@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -31,6 +31,8 @@ class OutputCommit:
     bytes: int
     schema_hash: str
     schema: Schema | None = None
+    compacts: bool = False
+    """Whether it holds the rows that are there already, in fewer files."""
     replaces: bool = True
     """Whether it replaces what was committed within its scope, or is added to it."""
     failed_checks: Sequence[FailedCheck] = ()
@@ -71,6 +73,7 @@ async def record(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[bool]
         [o.bytes for o in outputs],
         [o.schema_hash for o in outputs],
         [None if o.schema is None else msgspec.json.encode(o.schema).decode() for o in outputs],
+        [not o.compacts for o in outputs],
     )
     assert row is not None
     drawn, kept = row["drawn"], set(row["kept"] or ())
@@ -155,9 +158,14 @@ async def overlapping(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[
     return [outputs[r["ord"] - 1] for r in rows]
 
 
+async def wait_for_others(tx: Transaction, generation_ids: Iterable[UUID]) -> None:
+    """Commits of these generations that others have begun are visible to the next statement; no others begin."""
+    await tx.rows(_SQL["wait_for_others"], sorted(generation_ids))
+
+
 async def overtaken(tx: Transaction, outputs: Sequence[OutputCommit]) -> set[UUID]:
     """The tasks of outputs for whose positions others have committed since their attempts began."""
-    await tx.rows(_SQL["wait_for_others"], sorted({o.generation_id for o in outputs}))
+    await wait_for_others(tx, {o.generation_id for o in outputs})
     rows = await tx.rows(
         _SQL["overtaken"],
         [o.task_id for o in outputs],

@@ -34,6 +34,7 @@ async def add_job(
     virtual: VirtualInputs | None = None,
     views: tuple[InputView, ...] = (),
     checks: Mapping[str, tuple[Check, ...]] = {},
+    cluster_by: Mapping[str, tuple[str, ...]] = {},
 ) -> UUID:
     """`reads` are stored datasets, even if the job declares virtual ones; `writes` follow the order of its outputs."""
     definition = JobDefinition(
@@ -48,6 +49,7 @@ async def add_job(
         lineage=job.lineage,
         views=views,
         checks=dict(checks),
+        cluster_by=dict(cluster_by),
         **asdict(facts),
     )
     job_id = await registry.add_job(tx, dag_id, job, fingerprint, definition, window)

@@ -121,6 +121,7 @@ def _payload(row: JobRow) -> JobPayload:
                     **o,
                     "columns": _declared(o["columns"]) or [],
                     "checks": _for_spark(definition.checks.get(o["dataset_id"], ())),
+                    "cluster_by": list(definition.cluster_by.get(o["dataset_id"], ())),
                 },
                 OutputRef,
             )

@@ -6,9 +6,9 @@
 with produced as materialized (
   select nextval('dataset_commits_commit_id_seq') as commit_id, p.*
   from unnest($1::uuid[], $2::int[], $3::uuid[], $4::text[], $5::bigint[], $6::bigint[], $7::text[],
-              $8::bigint[], $9::bigint[], $10::text[], $11::text[]) with ordinality
+              $8::bigint[], $9::bigint[], $10::text[], $11::text[], $12::boolean[]) with ordinality
     as p (task_id, output_index, generation_id, partition_key, range_start, range_end, files, row_count, bytes,
-          schema_hash, columns, ord)
+          schema_hash, columns, fills, ord)
 ), kept as (
   insert into dataset_commits (commit_id, task_id, output_index, generation_id, partition_key, range_start, range_end,
                                files, row_count, bytes, schema_hash, columns, committed_at)
@@ -21,7 +21,7 @@ with produced as materialized (
 ), moved as (
   insert into generation_cursors (generation_id, position, widest, updated_at, filled_at)
   select generation_id, max(range_end), least(max(range_end::numeric - range_start), 9223372036854775807)::bigint,
-         tp_now(), case when bool_or(row_count > 0) then tp_now() end
+         tp_now(), case when bool_or(row_count > 0 and fills) then tp_now() end
   from produced group by generation_id order by generation_id
   on conflict (generation_id) do update
   set position = greatest(generation_cursors.position, excluded.position),
@@ -118,17 +118,17 @@ on conflict (task_id, input_index) do update set generation_id = excluded.genera
 
 -- name: own_files
 -- The live files of each task's scope that its own job committed earlier.
-select t.task_id, o.output_index, c.commit_id, c.files
+select t.task_id, o.output_index, coalesce(c.holds_commit, c.commit_id) as commit_id, c.files
 from unnest($1::uuid[]) as w (task_id)
 join tasks t using (task_id) join job_outputs o using (job_id) join generation_cursors k using (generation_id)
 cross join lateral (
-  select c.commit_id, c.files from dataset_commits c
+  select c.commit_id, c.holds_commit, c.files from dataset_commits c
   where c.generation_id = k.generation_id and c.superseded_by is null
     and c.range_start >= greatest(t.range_start::numeric - k.widest, -9223372036854775808)::bigint
     and c.range_start <= t.range_end and c.range_end >= t.range_start
   offset 0  -- a probe by index for each task
 ) c
-order by t.task_id, o.output_index, c.commit_id
+order by t.task_id, o.output_index, 3
 
 -- name: lock_appends
 -- Appends to a generation take turns: a reader that sees a commit sees all earlier ones.
@@ -142,24 +142,25 @@ from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[]) wi
 join generation_cursors k using (generation_id)
 where exists (
   select 1 from dataset_commits c
-  where c.generation_id = n.generation_id and c.commit_id > n.commit_id and c.superseded_by is null
+  where c.generation_id = n.generation_id and coalesce(c.holds_commit, c.commit_id) > n.commit_id and c.superseded_by is null
     and c.row_count > 0 and c.task_id <> n.task_id
     and c.range_start >= greatest(n.range_start::numeric - k.widest, -9223372036854775808)::bigint
     and c.range_start <= n.range_end and c.range_end >= n.range_start
 )
 
 -- name: superseded
--- A page of commits that were superseded before the grace period, oldest first.
-select commit_id, task_id, files, superseded_at from dataset_commits
-where superseded_by is not null and superseded_at < tp_now() - $1::interval
-  and (superseded_at, commit_id) > (coalesce($2::timestamptz, '-infinity'), $3::bigint)
-order by superseded_at, commit_id limit $4
+-- A page of commits that were superseded before the grace period, oldest first. Of compacted ones, `superseded_at` is
+-- when their newest row was written, and `retired_at` when their files were replaced.
+select commit_id, task_id, files, coalesce(retired_at, superseded_at) as superseded_at from dataset_commits
+where superseded_by is not null and coalesce(retired_at, superseded_at) < tp_now() - $1::interval
+  and (coalesce(retired_at, superseded_at), commit_id) > (coalesce($2::timestamptz, '-infinity'), $3::bigint)
+order by coalesce(retired_at, superseded_at), commit_id limit $4
 
 -- name: files_of_tasks
 -- The files in commits of these tasks, without commits superseded before the grace period, if one is given. The paths
 -- of an attempt's files name its task, so no other task's commits contain them.
 select files from dataset_commits
-where task_id = any($1::uuid[]) and coalesce(superseded_at >= tp_now() - $2::interval, true)
+where task_id = any($1::uuid[]) and coalesce(coalesce(retired_at, superseded_at) >= tp_now() - $2::interval, true)
 
 -- name: of_generations
 -- A page of commits of generations that nobody reads.
@@ -170,10 +171,11 @@ where generation_id = any($1::uuid[]) and commit_id > $2 order by commit_id limi
 -- The files in commits of these tasks in other generations than these: moved hot rows record where they went.
 select files from dataset_commits
 where task_id = any($1::uuid[]) and generation_id <> all($2::uuid[])
-  and coalesce(superseded_at >= tp_now() - $3::interval, true)
+  and coalesce(coalesce(retired_at, superseded_at) >= tp_now() - $3::interval, true)
 
 -- name: forget_of_generations
 -- Deletes commits whose files are deleted, as are their generations.
+with scopes as (delete from compacted_scopes where commit_id = any($1::bigint[]))
 delete from dataset_commits where commit_id = any($1::bigint[])
 
 -- name: forget
@@ -181,6 +183,8 @@ delete from dataset_commits where commit_id = any($1::bigint[])
 with gone as (
   delete from dataset_commits where commit_id = any($1::bigint[]) and superseded_by is not null
   returning generation_id, superseded_at
+), scopes as (
+  delete from compacted_scopes where commit_id = any($1::bigint[])
 )
 update generation_cursors k set forgotten_until = greatest(k.forgotten_until, g.until)
 from (select generation_id, max(superseded_at) as until from gone group by generation_id) g
