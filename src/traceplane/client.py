@@ -16,7 +16,7 @@ import operator
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from importlib.machinery import PathFinder
@@ -40,13 +40,14 @@ from traceplane.wire.control import (
     ExplainResponse,
     ManualEvent,
     StatusResponse,
+    TaskDetail,
     TaskLogs,
     TasksResponse,
     TaskView,
 )
 from traceplane.wire.deploys import DeployRequest, DeployResponse, VersionsResponse, VersionView
 from traceplane.wire.pipelines import ExecutionChange, ExecutionView
-from traceplane.wire.queries import QueryRequest
+from traceplane.wire.queries import Engine, QueryPlan, QueryRequest, QueryTask
 from traceplane.wire.scalars import MAX_BATCH, Position, Scope
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ Answer = TypeVar("Answer")
 Format = Literal["json", "csv", "arrow", "parquet"]
 OneScope = int | str | tuple[int, int] | Cursor | Partition | Scope
 _PIECE_BYTES = 1 << 20
+_POLL_SECONDS = 1.0
+_ENDED = ("completed", "dead", "canceled")
 _REPORT_PATIENCE_SECONDS = 600.0
 
 
@@ -173,13 +176,20 @@ class Client:
         as_of_version: Mapping[str, int] | None = None,
         as_of_time: datetime | None = None,
         max_rows: int | None = None,
+        engine: Engine = "auto",
     ) -> pa.Table:
-        """The whole result. An incomplete result raises an error; it is never a shorter table."""
+        """The whole result. An incomplete result raises an error; it is never a shorter table. One that Spark computes
+        is waited for."""
         import pyarrow.ipc as ipc  # slow to import, and no other call needs it
 
         with _Pieces(
             self.pieces(
-                sql, format="arrow", as_of_version=as_of_version, as_of_time=as_of_time, max_rows=max_rows
+                sql,
+                format="arrow",
+                as_of_version=as_of_version,
+                as_of_time=as_of_time,
+                max_rows=max_rows,
+                engine=engine,
             )
         ) as file:
             return ipc.open_stream(file).read_all()
@@ -192,11 +202,44 @@ class Client:
         as_of_version: Mapping[str, int] | None = None,
         as_of_time: datetime | None = None,
         max_rows: int | None = None,
+        engine: Engine = "auto",
+        handed_over: Callable[[QueryTask], None] = lambda task: None,
     ) -> Iterator[bytes]:
-        """The result as it arrives, in any format."""
+        """The result as it arrives, in any format. If Spark computes it, `handed_over` is called with the task, which
+        is waited for."""
         versions = dict(as_of_version) if isinstance(as_of_version, Mapping) else as_of_version or {}
-        request = QueryRequest(sql, format, versions, as_of_time, max_rows)
-        return self._call("POST", "/api/v1/query", request)
+        request = QueryRequest(sql, format, versions, as_of_time, max_rows, engine)
+        try:
+            yield from self._call("POST", "/api/v1/query", request)
+        except _HandedOver as over:
+            made = over.task
+        else:
+            return
+        handed_over(made)
+        self._wait_for(made)
+        again = QueryRequest(f'from "{made.dataset}"', format, max_rows=max_rows)  # named by the platform
+        yield from self._call("POST", "/api/v1/query", again)
+
+    def query_plan(
+        self, sql: str, *, as_of_version: Mapping[str, int] | None = None, engine: Engine = "auto"
+    ) -> QueryPlan:
+        """Which engine would run a query, and what it would read."""
+        request = QueryRequest(sql, as_of_version=dict(as_of_version or {}), engine=engine)
+        return self._ask("POST", "/api/v1/query-plan", QueryPlan, request)
+
+    def _wait_for(self, made: QueryTask) -> None:
+        while (
+            task := self._ask("GET", f"/api/v1/tasks/{made.task_id}", TaskDetail).task
+        ).state not in _ENDED:
+            time.sleep(_POLL_SECONDS)
+        if task.state != "completed":
+            error = task.error or {}
+            raise Conflict(
+                "query.task_failed",
+                f"Spark did not compute the result: {error.get('message') or task.state}",
+                value=str(made.task_id),
+                next_step=f"see traceplane explain {made.task_id}",
+            )
 
     @contextlib.contextmanager
     def execution(self, execution_id: str) -> Iterator[ExecutionView | None]:
@@ -263,6 +306,8 @@ class Client:
             answer = connection.getresponse()
             if answer.status >= 400:
                 raise as_error(answer.status, answer.read())
+            if path == "/api/v1/query" and answer.getheader("traceplane-engine") == "spark":
+                raise _HandedOver(msgspec.json.decode(answer.read(), type=QueryTask))
             # One piece behind, because the error of an answer that is cut off may begin in the piece before.
             while piece := answer.read(_PIECE_BYTES):
                 if held:
@@ -279,6 +324,12 @@ class Client:
             raise unreachable(self._url.geturl(), message, error) from error
         finally:
             connection.close()
+
+
+class _HandedOver(Exception):
+    def __init__(self, task: QueryTask) -> None:
+        super().__init__(str(task.task_id))
+        self.task = task
 
 
 def deploy_request(

@@ -194,6 +194,8 @@ class Settings:
     """Memory of one query."""
     query_spill_mb: int = 4096
     """Disk that one query may use, under `home`, when its memory is full."""
+    query_spark_above_mb: int = 65_536
+    """Files of this size together are left to Spark by queries with the engine `auto`."""
     query_threads: int = 0
     """Threads of one query; 0: one for each core."""
     kafka_bootstrap_servers: str | None = None
@@ -402,6 +404,7 @@ _ABOVE_ZERO = (
         "spark_memory_mb",
         "spark_disk_mb",
         "compaction_target_mb",
+        "query_spark_above_mb",
     ),
     *("http_head_seconds", "http_body_seconds", "http_idle_seconds", "http_answer_seconds"),
     *("http_max_connections", "http_max_connections_per_address"),

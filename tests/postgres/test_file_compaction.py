@@ -69,6 +69,8 @@ async def test_small_files_are_merged_without_an_event(plane: ControlPlane) -> N
     assert (held.scope.start, held.scope.end, len(held.task.input_files[0])) == (0, 4, 5)
     assert held.job.operator == "compact"
     assert held.job.config["sort"] == ["n"]
+    assert (await plane.explain(held.task_id)).state == "running"
+    assert (await plane.status()).counts["~compaction/mid"] == {"running": 1}
     assert await merged(plane, held) == ["committed"]
     assert await live(plane) == ["p:0-4"]
     assert await plane.value("select count(*) from events") == events

@@ -10,6 +10,7 @@ channels            channels of organizations: how messages reach people and oth
 check_failures      checks of datasets that failed without stopping anything
 code_bundles        bundles of user code, by their hash
 commits             outputs become part of their generation, in the transaction that ends the task
+compaction          which files are small, the tasks that merge them, what their commits leave behind
 coverage            which positions generations have
 cron_schedules      cron sources: which are due, and how far each has come
 database            the pool, transactions, and the named statements

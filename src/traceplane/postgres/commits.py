@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -101,23 +102,34 @@ class LiveCommit:
 
 
 async def read_by_tasks(
-    tx: Transaction, ranges: Sequence[tuple[UUID, Range | None]]
+    tx: Transaction,
+    ranges: Sequence[tuple[UUID, Range | None]],
+    statistics_of: Collection[str] | None = None,
 ) -> list[list[LiveCommit]]:
     """For each range of a generation, the live commits that overlap it; without a range, those of the newest
-    position."""
+    position. `statistics_of`: the columns whose statistics are read with the files; None: all."""
     live: list[list[LiveCommit]] = [[] for _ in ranges]
     rows = await tx.rows(
         _SQL["for_tasks"],
         [generation_id for generation_id, _ in ranges],
         [None if positions is None else positions[0] for _, positions in ranges],
         [None if positions is None else positions[1] for _, positions in ranges],
+        None if statistics_of is None else list(statistics_of),
     )
     for row in rows:
-        hidden = [(a, b) for a, b in row["hidden"] or ()]
-        positions = (row["range_start"], row["range_end"])
-        commit = LiveCommit(row["commit_id"], _with_rows(row["files"]), positions, hidden)
-        live[row["ord"] - 1].append(commit)
+        live[row["ord"] - 1].append(_live_commit(row))
     return live
+
+
+async def read_at(tx: Transaction, generation_id: UUID, at: datetime) -> list[LiveCommit]:
+    """All commits of a generation that were live at a time."""
+    return [_live_commit(row) for row in await tx.rows(_SQL["for_task_at"], generation_id, at)]
+
+
+def _live_commit(row: Any) -> LiveCommit:
+    hidden = [(a, b) for a, b in row["hidden"] or ()]
+    positions = (row["range_start"], row["range_end"])
+    return LiveCommit(row["commit_id"], _with_rows(row["files"]), positions, hidden)
 
 
 @dataclass(frozen=True, slots=True)

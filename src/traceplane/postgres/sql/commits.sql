@@ -95,8 +95,16 @@ where exists (
   offset 0)
 
 -- name: for_tasks
--- The live files of ranges of generations that tasks read; of a range without ends, those of the newest position.
-select n.ord::int as ord, c.commit_id, c.files, c.range_start, c.range_end,
+-- The live files of ranges of generations that tasks read; of a range without ends, those of the newest position. Of their
+-- statistics only those of some columns, or all: most of what is stored of a file are statistics, and most tasks need none.
+select n.ord::int as ord, c.commit_id, c.range_start, c.range_end,
+  case when $4::text[] is null then c.files
+    when cardinality($4::text[]) = 0 and jsonb_array_length(c.files) = 1 then jsonb_build_array(c.files->0 #- '{statistics}')
+    else (select coalesce(jsonb_agg(f.file #- '{statistics}' || jsonb_build_object('statistics', (
+            select coalesce(jsonb_object_agg(s.key, s.value), '{}')
+            from jsonb_each(case when jsonb_typeof(f.file->'statistics') = 'object' then f.file->'statistics' else '{}' end) s
+            where s.key = any($4::text[]))) order by f.n), '[]')
+          from jsonb_array_elements(c.files) with ordinality f (file, n)) end as files,
   (select jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) from unnest(c.hidden) h) as hidden
 from unnest($1::uuid[], $2::bigint[], $3::bigint[]) with ordinality as n (generation_id, first, last, ord)
 join generation_cursors k using (generation_id)
@@ -109,6 +117,26 @@ cross join lateral (
   offset 0  -- a probe by index for each range
 ) c
 order by n.ord, c.commit_id
+
+-- name: for_task_at
+-- The files of a generation that were live at a time, for a task that reads all of it. As `commits_at` of pinned.sql.
+with there as materialized (
+  select commit_id, range_start, range_end, hidden from dataset_commits
+  where generation_id = $1 and superseded_by is null and committed_at <= $2
+  union all
+  -- A commit that was superseded as a whole since then no longer records which part was hidden before.
+  select commit_id, range_start, range_end, '{(,)}'::int8multirange from dataset_commits
+  where generation_id = $1 and superseded_by is not null and superseded_at > $2 and committed_at <= $2
+), shown as (
+  select t.commit_id, t.range_start, t.range_end,
+    case when t.hidden is not null then t.hidden * coalesce((
+      select range_agg(int8range(n.range_start, nullif(n.range_end, 9223372036854775807), '[]')) from there n
+      where n.commit_id > t.commit_id and n.range_start <= t.range_end and n.range_end >= t.range_start), '{}') end as hidden
+  from there t
+)
+select c.commit_id, c.files, c.range_start, c.range_end,
+  (select jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) from unnest(s.hidden) h) as hidden
+from shown s join dataset_commits c using (commit_id) order by c.commit_id
 
 -- name: record_reads
 -- The newest commit that the attempt of a task read of an input that it reads as a whole; null: there was none.
