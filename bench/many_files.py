@@ -2,8 +2,7 @@
 
 Each measurement runs in a process of its own, so that its peak is its own.
 
-    python -m bench.many_files URL GENERATION tasks FIRST LAST
-    python -m bench.many_files URL GENERATION query
+    python -m bench.many_files URL GENERATION FIRST LAST
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ insert into traceplane.dataset_commits (task_id, output_index, generation_id, ra
                                         bytes, schema_hash, committed_at)
 select gen_random_uuid(), 0, $1::uuid, n, n,
   jsonb_build_array(jsonb_build_object(
-    'path', 'o/' || $1 || '/' || $1 || '/staging/' || md5(n::text)::uuid || '/1/part-00000.parquet',
+    'path', 'o/' || $1::uuid || '/' || $1::uuid || '/staging/' || md5(n::text)::uuid || '/1/part-00000.parquet',
     'rows', 100, 'bytes', 12345, 'statistics', jsonb_build_object(
       'n', jsonb_build_object('min', n, 'max', n, 'null_count', 0),
       'v', jsonb_build_object('min', 'value ' || n * 100, 'max', 'value ' || n * 100 + 99, 'null_count', 0),
@@ -48,6 +47,5 @@ async def plan_task(url: str, generation: UUID, first: int, last: int) -> dict[s
 
 
 if __name__ == "__main__":
-    url, generation, what, *rest = sys.argv[1:]
-    found = asyncio.run(plan_task(url, UUID(generation), int(rest[0]), int(rest[1])))
-    print(json.dumps(found))
+    url, generation, first, last = sys.argv[1:]
+    print(json.dumps(asyncio.run(plan_task(url, UUID(generation), int(first), int(last)))))

@@ -134,6 +134,14 @@ async def test_a_rebuilt_reader_gets_the_scopes_that_were_written(plane: Control
     assert [row["scope_key"] for row in scopes] == [f"c:{n}" for n in range(5)]
 
 
+async def test_a_report_that_is_repeated_changes_nothing(plane: ControlPlane) -> None:
+    """As after a crash between the commit and its answer."""
+    held = await one_merge(plane)
+    assert [await merged(plane, held), await merged(plane, held)] == [["committed"], ["committed"]]
+    assert await seen(plane) == {"p:0-4": None}
+    assert await plane.value("select count(*) from compacted_scopes") == 5
+
+
 async def test_a_merge_that_loses_rows_is_not_committed(plane: ControlPlane) -> None:
     held = await one_merge(plane)
     assert await merged(plane, held, rows=4) == ["retrying"]

@@ -313,7 +313,13 @@ def test_the_files_of_a_scope_are_found_by_generation_and_range(filled: Filled) 
     generation = filled.value("select current_generation_id from datasets where dataset_id = 'mid'")
     numbers = "'{" + ",".join(str(n) for n in range(20)) + "}'"
     plan = filled.run(
-        "commits", "for_tasks", f"array_fill('{generation}'::uuid, array[20])", numbers, numbers, "'{}'"
+        "commits",
+        "for_tasks",
+        f"array_fill('{generation}'::uuid, array[20])",
+        numbers,
+        numbers,
+        "'{}'",
+        "10001",
     )
     no_sequential_scan(plan)
     conditions = plan.conditions("dataset_commits_live")

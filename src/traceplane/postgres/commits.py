@@ -18,6 +18,9 @@ from traceplane.wire.tasks import FailedCheck, StagedFile
 
 _SQL = statements("commits")
 
+_FEW = 10_000
+"""Commits of a range that are read at once; more are read in pieces."""
+
 
 @dataclass(frozen=True, slots=True)
 class OutputCommit:
@@ -108,22 +111,33 @@ async def read_by_tasks(
 ) -> list[list[LiveCommit]]:
     """For each range of a generation, the live commits that overlap it; without a range, those of the newest
     position. `statistics_of`: the columns whose statistics are read with the files; None: all."""
-    live: list[list[LiveCommit]] = [[] for _ in ranges]
-    rows = await tx.rows(
-        _SQL["for_tasks"],
+    arguments = (
         [generation_id for generation_id, _ in ranges],
         [None if positions is None else positions[0] for _, positions in ranges],
         [None if positions is None else positions[1] for _, positions in ranges],
         None if statistics_of is None else list(statistics_of),
     )
-    for row in rows:
+    live: list[list[LiveCommit]] = [[] for _ in ranges]
+    for row in await tx.rows(_SQL["for_tasks"], *arguments, _FEW + 1):
         live[row["ord"] - 1].append(_live_commit(row))
+    if any(len(found) > _FEW for found in live):
+        live = [[] for _ in ranges]
+        async for row in tx.stream(_SQL["for_tasks"], *arguments, None):
+            live[row["ord"] - 1].append(_live_commit(row))
+    for found in live:
+        found.sort(key=_by_id)
     return live
 
 
 async def read_at(tx: Transaction, generation_id: UUID, at: datetime) -> list[LiveCommit]:
     """All commits of a generation that were live at a time."""
-    return [_live_commit(row) for row in await tx.rows(_SQL["for_task_at"], generation_id, at)]
+    return sorted(
+        [_live_commit(row) async for row in tx.stream(_SQL["for_task_at"], generation_id, at)], key=_by_id
+    )
+
+
+def _by_id(commit: LiveCommit) -> int:
+    return commit.commit_id
 
 
 def _live_commit(row: Any) -> LiveCommit:

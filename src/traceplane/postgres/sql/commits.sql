@@ -97,6 +97,7 @@ where exists (
 -- name: for_tasks
 -- The live files of ranges of generations that tasks read; of a range without ends, those of the newest position. Of their
 -- statistics only those of some columns, or all: most of what is stored of a file are statistics, and most tasks need none.
+-- Of each range at most $5, in no order.
 select n.ord::int as ord, c.commit_id, c.range_start, c.range_end,
   case when $4::text[] is null then c.files
     when cardinality($4::text[]) = 0 and jsonb_array_length(c.files) = 1 then jsonb_build_array(c.files->0 #- '{statistics}')
@@ -114,9 +115,8 @@ cross join lateral (
     and c.range_start >= greatest(coalesce(n.first, k.position)::numeric - k.widest, -9223372036854775808)::bigint
     and c.range_start <= coalesce(n.last, k.position)
     and c.range_end >= coalesce(n.first, k.position)
-  offset 0  -- a probe by index for each range
+  limit $5 offset 0  -- a probe by index for each range
 ) c
-order by n.ord, c.commit_id
 
 -- name: for_task_at
 -- The files of a generation that were live at a time, for a task that reads all of it. As `commits_at` of pinned.sql.
@@ -136,7 +136,7 @@ with there as materialized (
 )
 select c.commit_id, c.files, c.range_start, c.range_end,
   (select jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) from unnest(s.hidden) h) as hidden
-from shown s join dataset_commits c using (commit_id) order by c.commit_id
+from shown s join dataset_commits c using (commit_id)
 
 -- name: record_reads
 -- The newest commit that the attempt of a task read of an input that it reads as a whole; null: there was none.
