@@ -117,12 +117,13 @@ async def read_by_tasks(
         [None if positions is None else positions[1] for _, positions in ranges],
         None if statistics_of is None else list(statistics_of),
     )
+    statement = _SQL["for_tasks"]
     live: list[list[LiveCommit]] = [[] for _ in ranges]
-    for row in await tx.rows(_SQL["for_tasks"], *arguments, _FEW + 1):
+    for row in await tx.rows(statement, *arguments, _FEW + 1):
         live[row["ord"] - 1].append(_live_commit(row))
     if any(len(found) > _FEW for found in live):
         live = [[] for _ in ranges]
-        async for row in tx.stream(_SQL["for_tasks"], *arguments, None):
+        async for row in tx.stream(statement, *arguments, None):
             live[row["ord"] - 1].append(_live_commit(row))
     for found in live:
         found.sort(key=_by_id)
