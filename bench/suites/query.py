@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +24,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from bench import ours_control, results
+from bench import many_files, ours_control, results
 from bench.postgres_server import running_postgres
 from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import Role
@@ -50,6 +51,7 @@ dag: {name}
 jobs:
 - {{name: source, activation: source, source: {{kind: manual}}, outputs: [{{dataset: {name}.lineitem}}]}}
 - {{name: many, activation: source, source: {{kind: manual}}, outputs: [{{dataset: {name}.many}}]}}
+- {{name: files, activation: source, source: {{kind: manual}}, outputs: [{{dataset: {name}.files}}]}}
 - {{name: partitions, activation: source, source: {{kind: manual}}, outputs: [{{dataset: {name}.partitions}}]}}
 """
 
@@ -90,7 +92,12 @@ async def _measure(url: str, progress: Progress) -> list[results.Row]:
         async with ours_control.stand(url, dag=DAG) as made:
             bench = await Bench.prepare(url, made, progress)
             try:
-                return [*await bench.scans(), *await bench.point_query(), *await bench.metadata()]
+                return [
+                    *await bench.scans(),
+                    *await bench.point_query(),
+                    *await bench.metadata(),
+                    *await bench.planning(url),
+                ]
             finally:
                 await bench.database.close()
     finally:
@@ -216,6 +223,37 @@ class Bench:
                 )
         return rows
 
+    async def planning(self, url: str) -> list[results.Row]:
+        """What a claim reads of a dataset of a million files, in a process of its own."""
+        _, generation = await self._dataset("files")
+        connection = self.made.connection
+        for first in range(0, many_files.FILES, 100_000):
+            await connection.execute(many_files.FILL, generation, first, first + 99_999)
+        await self._describe(generation, [("n", "int64"), ("v", "string"), ("w", "double")], 0)
+        await connection.execute("vacuum analyze traceplane.dataset_commits")
+        some = median(
+            [(await _planned(url, generation, n, n + 99))["ms"] for n in range(0, 500_000, 100_000)]
+        )
+        everything = await _planned(url, generation, 0, many_files.FILES - 1)
+        of_all = f"planning a task over all of {many_files.FILES:,} files"
+        return [
+            results.compare(
+                suite=SUITE,
+                name=name,
+                unit=unit,
+                better="lower",
+                ours=ours,
+                peer="target",
+                theirs=target,
+                bar=bar,
+            )
+            for name, unit, ours, target, bar in (
+                (f"planning a task over 100 of {many_files.FILES:,} files", "ms", some, 200.0, 1.0),
+                (of_all, "s", everything["ms"] / 1000, 10.0, None),
+                (f"{of_all}: peak memory", "MB", everything["peak_mb"], 1024.0, None),
+            )
+        ]
+
     async def _add_partitions(self, wanted: int) -> None:
         _, generation = await self._dataset("partitions")
         await self.made.connection.execute(
@@ -333,3 +371,13 @@ def _timed(work: Callable[[], Any]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
+
+
+async def _planned(url: str, generation: Any, first: int, last: int) -> dict[str, float]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.many_files", url, str(generation), str(first), str(last),
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    written, _ = await process.communicate()
+    found: dict[str, float] = json.loads(written)
+    return found

@@ -76,6 +76,8 @@ class OperatorOutput:
     """The columns that the dataset declares, with Arrow types; empty if it declares none."""
     checks: tuple[Check, ...] = ()
     """What its rows are checked for once they are written."""
+    cluster_by: tuple[str, ...] = ()
+    """The columns by which `write` sorts them within a file."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ class OperatorTask:
                 declared.existing,
                 declared.columns,
                 declared.checks,
+                declared.cluster_by,
             )
             for index, declared in enumerate(payload.outputs)
         }
@@ -207,6 +210,8 @@ class OperatorTask:
             table = plain_rows.with_known_types(table)
         if self.unique_key:
             table = self._without_duplicates(name, table)
+        if keys := [column for column in output.cluster_by if column in table.column_names]:
+            table = table.sort_by([(column, "ascending") for column in keys])
         self.write_table(name, table)
 
     def write_table(self, name: str, table: pa.Table) -> None:

@@ -133,6 +133,12 @@ class Settings:
     `forever`."""
     background_gc: bool = True
     """Whether dispatchers delete history that has ended, and files that nobody can read any more."""
+    background_compaction: bool = True
+    """Whether dispatchers have small files of datasets merged."""
+    compaction_target_mb: int = 128
+    compaction_min_files: int = 8
+    compaction_after_seconds: float = 600.0
+    """How long files are left alone."""
     dispatcher_runs_sinks: bool = True
     """Whether dispatchers also write buffered datasets; if not, `traceplane sink` does."""
     dispatcher_runs_delivery: bool = True
@@ -188,6 +194,8 @@ class Settings:
     """Memory of one query."""
     query_spill_mb: int = 4096
     """Disk that one query may use, under `home`, when its memory is full."""
+    query_spark_above_mb: int = 65_536
+    """Files of this size together are left to Spark by queries with the engine `auto`."""
     query_threads: int = 0
     """Threads of one query; 0: one for each core."""
     kafka_bootstrap_servers: str | None = None
@@ -395,6 +403,8 @@ _ABOVE_ZERO = (
         "webhook_max_waiting",
         "spark_memory_mb",
         "spark_disk_mb",
+        "compaction_target_mb",
+        "query_spark_above_mb",
     ),
     *("http_head_seconds", "http_body_seconds", "http_idle_seconds", "http_answer_seconds"),
     *("http_max_connections", "http_max_connections_per_address"),

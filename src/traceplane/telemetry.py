@@ -102,6 +102,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("tasks_failed_total", "counter", "Attempts that failed, by error code.", ("job", "code")),
     Metric("tasks_dead_total", "counter", "Tasks that used up their attempts.", ("job",)),
     Metric("tasks_reaped_total", "counter", "Attempts ended because their lease expired."),
+    Metric("files_compacted_total", "counter", "Tasks whose merged files took the place of small ones."),
+    Metric("compactions_planned_total", "counter", "Tasks that were made to merge small files."),
     Metric("tasks_returned_total", "counter", "Attempts that stopping workers handed back.", ("job",)),
     Metric("tasks_canceled_total", "counter", "Tasks canceled."),
     Metric("wakeups_sent_total", "counter", "Wake-ups handed to a queue.", ("queue",)),

@@ -183,6 +183,7 @@ GATEWAY = [
     "POST /auth/device",
     "POST /auth/device/token",
     "POST /api/v1/query",
+    "POST /api/v1/query-plan",
     "POST /api/v1/query-tasks",
     "GET /api/v1/datasets",
     "GET /api/v1/datasets/{dataset_id}",

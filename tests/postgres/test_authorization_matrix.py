@@ -70,6 +70,7 @@ GATEWAY = {
     "POST /api/v1/dead-letters/replay": WRITER,
     "POST /api/v1/dead-letters/drop": WRITER,
     "POST /api/v1/query": READER,
+    "POST /api/v1/query-plan": READER,
     "POST /api/v1/query-tasks": WRITER,
     "GET /api/v1/datasets": READER,
     "GET /api/v1/datasets/{dataset_id}": READER,

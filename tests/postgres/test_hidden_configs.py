@@ -196,6 +196,7 @@ class ShopWithSecrets:
                 (f"/api/v1/executions/{e}", None) for e in self.executions
             ],
             "POST /api/v1/query": [("/api/v1/query", {"sql": "select label from shop.labels"})],
+            "POST /api/v1/query-plan": [("/api/v1/query-plan", {"sql": "select label from shop.labels"})],
             "GET /api/v1/whoami": [("/api/v1/whoami", None)],
             "GET /api/v1/roles": [("/api/v1/roles", None)],
             "GET /api/v1/tokens": [("/api/v1/tokens", None)],

@@ -267,6 +267,10 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
             ("/api/v1/query", {"sql": f'select * from "{MARK}.in"'}),
             ("/api/v1/query", {"sql": "select count(*) as n from shop.mid", "as_of_version": {MARK: 1}}),
         ],
+        "POST /api/v1/query-plan": [
+            ("/api/v1/query-plan", {"sql": "select count(*) as n from shop.mid"}),
+            ("/api/v1/query-plan", {"sql": f'select * from "{MARK}.in"'}),
+        ],
     }
 
 

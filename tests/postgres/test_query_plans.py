@@ -313,13 +313,26 @@ def test_the_files_of_a_scope_are_found_by_generation_and_range(filled: Filled) 
     generation = filled.value("select current_generation_id from datasets where dataset_id = 'mid'")
     numbers = "'{" + ",".join(str(n) for n in range(20)) + "}'"
     plan = filled.run(
-        "commits", "for_tasks", f"array_fill('{generation}'::uuid, array[20])", numbers, numbers
+        "commits",
+        "for_tasks",
+        f"array_fill('{generation}'::uuid, array[20])",
+        numbers,
+        numbers,
+        "'{}'",
+        "10001",
     )
     no_sequential_scan(plan)
     conditions = plan.conditions("dataset_commits_live")
     assert conditions
     assert all("generation_id" in c and "range_start" in c for c in conditions), conditions
     assert plan.read("dataset_commits") <= 20
+
+
+def test_what_is_compacted_is_found_by_generation_and_range(filled: Filled) -> None:
+    generation = filled.value("select current_generation_id from datasets where dataset_id = 'mid'")
+    plan = filled.run("compaction", "page", f"'{generation}'", "400000", "0", "'0'", "50")
+    assert "dataset_commits_live" in plan.indexes
+    assert plan.read("dataset_commits") <= 50
 
 
 def test_what_an_output_holds_is_found_by_generation_and_range(filled: Filled) -> None:

@@ -62,7 +62,7 @@ class Recorder:
         self.sent.append(Sent(method, path, body, kind.__name__, frozenset(query)))
         raise Asked
 
-    def pieces(self, method: str, path: str, body: Any) -> Iterator[bytes]:
+    def pieces(self, method: str, path: str, body: Any, check: Any = None) -> Iterator[bytes]:
         self.sent.append(Sent(method, path, body, None))
         raise Asked
 
@@ -131,6 +131,7 @@ def uses(folder: Path) -> dict[str, list[Callable[[Client], Any]]]:
         "query_pandas": [lambda c: c.query_pandas("select 1", as_of_version={"t": 1})],
         "query_polars": [lambda c: c.query_polars("select 1", as_of_time=NOON)],
         "pieces": [lambda c: next(c.pieces("select 1", format="csv"))],
+        "query_plan": [lambda c: c.query_plan("select 1", as_of_version={"t": 1}, engine="spark")],
         "query_task": [lambda c: c.query_task("select 1", "t.out", as_of_version={"t": 1})],
         "execution": [lambda c: c.execution(ID).__enter__()],
         "dags.all": [lambda c: c.dags.all()],

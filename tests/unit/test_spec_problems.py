@@ -30,6 +30,30 @@ BROKEN = {
         "spec.bad_duration",
         DATASETS + "{x: {retention: »90}}\njobs:\n" + SOURCE,
     ),
+    # files of datasets
+    "files of a hot table": (
+        "spec.needs_files",
+        DATASETS
+        + HOT
+        + "position: a, columns: [{name: a, type: bigint}], cluster_by: »[a]}}\njobs:\n"
+        + SOURCE,
+    ),
+    "sorted by an unknown column": (
+        "spec.unknown_column",
+        DATASETS + "{x: {columns: [{name: a, type: int}], cluster_by: [»b]}}\njobs:\n" + SOURCE,
+    ),
+    "sorted by a column without an order": (
+        "spec.unsortable_column",
+        DATASETS + "{x: {columns: [{name: a, type: 'array<int>'}], cluster_by: [»a]}}\njobs:\n" + SOURCE,
+    ),
+    "a tiny target": (
+        "spec.bad_compaction",
+        DATASETS + "{x: {compaction: {target: »8g}}}\njobs:\n" + SOURCE,
+    ),
+    "a merge of one": (
+        "spec.bad_compaction",
+        DATASETS + "{x: {compaction: {min_files: »1}}}\njobs:\n" + SOURCE,
+    ),
     # file sources
     "no path": ("spec.missing_field", HEAD + FILES.replace("{kind", "»{kind") + "pattern: '{position}'}}\n"),
     "no pattern": ("spec.missing_field", HEAD + FILES.replace("{kind", "»{kind") + "path: /x}}\n"),

@@ -29,7 +29,14 @@ from traceplane.model.counted import counted
 from traceplane.model.printable import one_line
 from traceplane.settings import Settings
 from traceplane.wire.control import TaskDetail
-from traceplane.wire.queries import CatalogResponse, DatasetDetail, QueryTask, QueryTaskRequest
+from traceplane.wire.queries import (
+    CatalogResponse,
+    DatasetDetail,
+    QueryPlan,
+    QueryRequest,
+    QueryTask,
+    QueryTaskRequest,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,6 +60,14 @@ _POLL_SECONDS = 1.0
 )
 @click.option("--to-dataset", metavar="NAME", help="Run it on Spark and store the result as this dataset.")
 @click.option("--wait", is_flag=True, help="With --to-dataset: wait for the result.")
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "duckdb", "spark"]),
+    default="auto",
+    show_default=True,
+    help="What runs it: DuckDB, or Spark as a task whose result is waited for; auto: Spark for much data.",
+)
+@click.option("--explain", is_flag=True, help="Show which engine would run it, and what it would read.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to a file.")
 @click.pass_obj
 def query(
@@ -62,9 +77,14 @@ def query(
     as_of: tuple[str, ...],
     to_dataset: str | None,
     wait: bool,
+    engine: Any,
+    explain: bool,
     output: Path | None,
 ) -> None:
     """Run one SELECT over datasets; all of them are read at one point in time."""
+    if explain:
+        _explain(settings, QueryRequest(sql, None, *_as_of(as_of), engine=engine))
+        return
     if to_dataset is not None:
         _hand_over(settings, sql, _as_of(as_of), to_dataset, wait)
         return
@@ -76,7 +96,17 @@ def query(
     chosen, token = with_user_token(settings)
     client = Client(chosen.gateway_address, token)
     wire: Any = "arrow" if format_ == "table" else format_
-    pieces = _explained(settings, client.pieces(sql, format=wire, as_of_version=versions, as_of_time=at))
+    pieces = _explained(
+        settings,
+        client.pieces(
+            sql,
+            format=wire,
+            as_of_version=versions,
+            as_of_time=at,
+            engine=engine,
+            handed_over=_say_handed_over,
+        ),
+    )
     if format_ == "table":
         text = "\n".join(table_lines(ipc.open_stream(b"".join(pieces)).read_all())) + "\n"
         if output is None:
@@ -99,6 +129,20 @@ def query(
             "cli.binary_output", "a terminal cannot show this format", next_step="use --output"
         )
     hand_on(pieces, is_json=format_ == "json")
+
+
+def _explain(settings: Settings, request: QueryRequest) -> None:
+    plan = call(settings, lambda c: c.call("POST", "/api/v1/query-plan", QueryPlan, request))
+    say(f"engine: {plan.engine} ({plan.reason})")
+    say(f"files: {plan.files} of {plan.of_files}, about {plan.bytes:,} bytes; limit: {plan.limit_bytes:,}")
+    for dataset, generation in sorted(plan.generations.items()):
+        say(f"reads: {dataset}, generation {generation}")
+
+
+def _say_handed_over(made: QueryTask) -> None:
+    """Where the result does not go, so that it may be piped on."""
+    reason = f": {made.reason}" if made.reason else ""
+    click.echo(f"Spark computes it as task {made.task_id}, stored as {made.dataset}{reason}.", err=True)
 
 
 def _explained(settings: Settings, pieces: Iterator[bytes]) -> Iterator[bytes]:

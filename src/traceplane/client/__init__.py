@@ -18,7 +18,9 @@ Beside these:
     connection      calls of a gateway
     scopes          what `emit` takes as scopes
     deploy_files    what a deploy sends
+    queries         the result of a query as it arrives, also from Spark
     results         the result of a query as a table
+    selections      changes of many objects, repeated until all are done
 
 The types are those by which the gateway describes itself (`traceplane.wire`), and a test compares each call with that
 description (docs/adr/0020-a-client-that-is-checked.md).
@@ -29,7 +31,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +40,7 @@ from uuid import UUID
 
 import msgspec
 
+from traceplane.client import queries
 from traceplane.client.alerting import Alerts, Channels, DeadLetters, Deliveries, Silences
 from traceplane.client.catalog import Datasets, FileSources, Webhooks
 from traceplane.client.connection import Connection, checked_arguments, quoted, uuid_of
@@ -68,7 +71,7 @@ from traceplane.wire.control import (
 from traceplane.wire.deploys import DeployRequest, DeployResponse, PlanResponse, VersionsResponse, VersionView
 from traceplane.wire.people import WhoAmI
 from traceplane.wire.pipelines import ExecutionChange, ExecutionView
-from traceplane.wire.queries import QueryRequest, QueryTask, QueryTaskRequest
+from traceplane.wire.queries import Engine, QueryPlan, QueryRequest, QueryTask, QueryTaskRequest
 from traceplane.wire.scalars import MAX_BATCH
 
 if TYPE_CHECKING:
@@ -316,13 +319,20 @@ class Client:
         as_of_version: Mapping[str, int] | None = None,
         as_of_time: datetime | None = None,
         max_rows: int | None = None,
+        engine: Engine = "auto",
     ) -> pa.Table:
-        """The whole result. An incomplete result raises an error; it is never a shorter table."""
+        """The whole result. An incomplete result raises an error; it is never a shorter table. One that Spark computes
+        is waited for."""
         import pyarrow.ipc as ipc  # slow to import, and no other call needs it
 
         with Pieces(
             self.pieces(
-                sql, format="arrow", as_of_version=as_of_version, as_of_time=as_of_time, max_rows=max_rows
+                sql,
+                format="arrow",
+                as_of_version=as_of_version,
+                as_of_time=as_of_time,
+                max_rows=max_rows,
+                engine=engine,
             )
         ) as file:
             return ipc.open_stream(file).read_all()
@@ -334,10 +344,13 @@ class Client:
         as_of_version: Mapping[str, int] | None = None,
         as_of_time: datetime | None = None,
         max_rows: int | None = None,
+        engine: Engine = "auto",
     ) -> pandas.DataFrame:
         """The whole result, for pandas."""
         return as_pandas(
-            self.query(sql, as_of_version=as_of_version, as_of_time=as_of_time, max_rows=max_rows)
+            self.query(
+                sql, as_of_version=as_of_version, as_of_time=as_of_time, max_rows=max_rows, engine=engine
+            )
         )
 
     def query_polars(
@@ -347,10 +360,13 @@ class Client:
         as_of_version: Mapping[str, int] | None = None,
         as_of_time: datetime | None = None,
         max_rows: int | None = None,
+        engine: Engine = "auto",
     ) -> polars.DataFrame:
         """The whole result, for polars, which must be installed."""
         return as_polars(
-            self.query(sql, as_of_version=as_of_version, as_of_time=as_of_time, max_rows=max_rows)
+            self.query(
+                sql, as_of_version=as_of_version, as_of_time=as_of_time, max_rows=max_rows, engine=engine
+            )
         )
 
     def pieces(
@@ -361,12 +377,22 @@ class Client:
         as_of_version: Mapping[str, int] | None = None,
         as_of_time: datetime | None = None,
         max_rows: int | None = None,
+        engine: Engine = "auto",
+        handed_over: Callable[[QueryTask], None] = lambda task: None,
     ) -> Iterator[bytes]:
-        """The result as it arrives, in any format."""
+        """The result as it arrives, in any format. If Spark computes it, `handed_over` is called with the task, which
+        is waited for."""
         versions = dict(as_of_version) if isinstance(as_of_version, Mapping) else as_of_version or {}
         with checked_arguments():
-            request = QueryRequest(sql, format, versions, as_of_time, max_rows)
-        return self._connection.pieces("POST", "/api/v1/query", request)
+            request = QueryRequest(sql, format, versions, as_of_time, max_rows, engine)
+        return queries.pieces(self._connection, request, handed_over)
+
+    def query_plan(
+        self, sql: str, *, as_of_version: Mapping[str, int] | None = None, engine: Engine = "auto"
+    ) -> QueryPlan:
+        """Which engine would run a query, and what it would read."""
+        request = QueryRequest(sql, as_of_version=dict(as_of_version or {}), engine=engine)
+        return self._connection.ask("POST", "/api/v1/query-plan", QueryPlan, request)
 
     def query_task(
         self, sql: str, dataset: str, *, as_of_version: Mapping[str, int] | None = None

@@ -56,8 +56,14 @@ class Connection:
             return http.client.HTTPConnection(self._url.netloc, timeout=self._timeout)
         return http.client.HTTPSConnection(self._url.netloc, timeout=self._timeout, context=self._trusted)
 
-    def pieces(self, method: str, path: str, body: msgspec.Struct | None) -> Iterator[bytes]:
-        """The answer as it arrives; raises at its end if it is not complete."""
+    def pieces(
+        self,
+        method: str,
+        path: str,
+        body: msgspec.Struct | None,
+        check: Callable[[http.client.HTTPResponse], None] = lambda answer: None,
+    ) -> Iterator[bytes]:
+        """The answer as it arrives; raises at its end if it is not complete. `check` gets it before it is read."""
         content = _encoded(body) if body is not None else None
         connection = self._connection()
         mark, held = uuid4().hex, b""
@@ -75,6 +81,7 @@ class Connection:
             answer = connection.getresponse()
             if answer.status >= 400:
                 raise as_error(answer.status, answer.read())
+            check(answer)
             # One piece behind, because the error of an answer that is cut off may begin in the piece before.
             while piece := answer.read(_PIECE_BYTES):
                 if held:

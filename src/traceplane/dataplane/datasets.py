@@ -141,7 +141,8 @@ def write(
 ) -> None:
     """Stages a DataFrame as an output; for an `append` job, only rows that do not exist yet.
 
-    With `sort`, rows are in that order within each file and from file to file.
+    With `sort`, rows are in that order within each file and from file to file; otherwise in that of the columns by
+    which the dataset is clustered, within each file.
     """
     if task.unique_key:
         frame = _without_duplicates(task, name, _as_declared(task, name, frame))
@@ -150,6 +151,8 @@ def write(
         columns = [functions.col(f"`{column}`") for column in sort]
         frame = frame.coalesce(1) if files == 1 else frame.repartitionByRange(files, *columns)
         frame = frame.sortWithinPartitions(*columns)
+    elif keys := [column for column in task.outputs[name].cluster_by if column in frame.columns]:
+        frame = frame.coalesce(files).sortWithinPartitions(*(functions.col(f"`{key}`") for key in keys))
     small = expected_bytes <= SMALL_INPUT_BYTES and files == 1
     if not (small and _write_here(task, name, frame)):
         _write_by_spark(task, name, _as_declared(task, name, frame), files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from traceplane.dispatcher.loops.celery_relay import CeleryRelay
 from traceplane.dispatcher.loops.cron_ticks import CronTicks
 from traceplane.dispatcher.loops.deliveries import Deliveries
 from traceplane.dispatcher.loops.execution_status import ExecutionStatus
+from traceplane.dispatcher.loops.file_compaction import FileCompaction
 from traceplane.dispatcher.loops.file_listing import FileListing
 from traceplane.dispatcher.loops.freshness import Freshness
 from traceplane.dispatcher.loops.gauges import Gauges
@@ -47,9 +49,10 @@ from traceplane.http_service.metrics import serve_metrics
 from traceplane.http_service.outgoing import Outgoing
 from traceplane.http_service.server import connection_limits, serve
 from traceplane.http_service.tls import ServerCertificate
+from traceplane.model.compaction import Policy
 from traceplane.postgres import buffers, deliveries, events
 from traceplane.postgres.database import Database
-from traceplane.registry.garbage import Policy
+from traceplane.registry import garbage
 from traceplane.runtime.process import Activity, Outcome, run_loop, task_group
 from traceplane.secrets.own_settings import with_secrets
 from traceplane.secrets.vault import Vault
@@ -251,10 +254,18 @@ def _retention(settings: Settings, database: Database, opened: contextlib.AsyncE
     retention = Retention(
         database,
         lambda: object_store_for(settings),
-        Policy(settings.grace, settings.history_age, settings.gc_keep_versions),
+        garbage.Policy(settings.grace, settings.history_age, settings.gc_keep_versions),
     )
     opened.push_async_callback(retention.close)
     return retention
+
+
+def _compaction(settings: Settings, database: Database) -> FileCompaction:
+    return FileCompaction(
+        database,
+        Policy(settings.compaction_target_mb << 20, settings.compaction_min_files),
+        age=timedelta(seconds=settings.compaction_after_seconds),
+    )
 
 
 def _loops(
@@ -274,7 +285,9 @@ def _loops(
     )
     platform_alerts = PlatformAlerts(database, _own_folders(settings))
     loop = functools.partial(run_loop, activity=activity, stop=stop)
-    in_background = {} if retention is None else {"retention": retention.run_once}
+    in_background: dict[str, Any] = {} if retention is None else {"retention": retention.run_once}
+    if settings.background_compaction:
+        in_background["compaction"] = _compaction(settings, database).run_once
     return {
         "relay": loop("relay", relay.run_once, interval=1.0, kick=scheduler.relay_work),
         "valve": loop("valve", scheduler.meter, interval=0.5, kick=scheduler.work),

@@ -25,6 +25,7 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     people              members, roles and tokens of an organization
     pipelines           pipelines, lists of tickers and executions, as people and Celery workers reach them
     plan_steps          a plan as data, for programs
+    query_engines       which engine runs a query: DuckDB at once, or Spark as a task
     query_tasks         a query that is too large for an answer: a task on Spark, whose result is a dataset
     rate_limits         how often one caller may call
     refused_names       what a call answers about a name that it cannot take

@@ -39,6 +39,7 @@ from traceplane.gateway.identity_providers import IdentityProviderApi
 from traceplane.gateway.jobs import JobApi, pause_view
 from traceplane.gateway.people import PeopleApi
 from traceplane.gateway.pipelines import PipelineApi
+from traceplane.gateway.query_engines import QueryEngines
 from traceplane.gateway.rate_limits import RateLimits
 from traceplane.gateway.secrets import SecretApi
 from traceplane.gateway.sign_in import SignIn
@@ -62,6 +63,7 @@ from traceplane.postgres.coverage import of_datasets as positions_held
 from traceplane.postgres.database import Database, OrgDatabases
 from traceplane.query.datasets import AsOf, QueryCaller
 from traceplane.query.engine_pool import EnginePool
+from traceplane.query.preparation import OverLimit, PlannedFiles
 from traceplane.query.service import Queries, QueryResult, query_hash
 from traceplane.query.wire import Format, QueryLimits
 from traceplane.runtime.process import Outcome
@@ -81,7 +83,14 @@ from traceplane.wire.control import (
     ScopeQuery,
     StatusResponse,
 )
-from traceplane.wire.queries import CatalogResponse, DatasetDetail, QueryRequest, QueryTask, QueryTaskRequest
+from traceplane.wire.queries import (
+    CatalogResponse,
+    DatasetDetail,
+    QueryPlan,
+    QueryRequest,
+    QueryTask,
+    QueryTaskRequest,
+)
 
 READER, WRITER, ADMIN = "reader", "writer", "admin"
 
@@ -133,6 +142,12 @@ class PublicApi:
                 threads=settings.query_threads or os.cpu_count() or 1,
             ),
         )
+        self._engines = QueryEngines(
+            database,
+            self._queries,
+            spark_above=settings.query_spark_above_mb << 20,
+            window=settings.dispatch_window,
+        )
         self.iceberg = IcebergApi(
             database, self._queries, settings, lambda: object_store_for(settings), _caller
         )
@@ -163,6 +178,8 @@ class PublicApi:
             *self.tasks.routes(),
             *self.dead_letters.routes(),
             Route("POST", "/api/v1/query", QueryRequest, Stream, self.query, READER, "One SELECT over datasets."),
+            Route("POST", "/api/v1/query-plan", QueryRequest, QueryPlan, self.query_plan, READER,
+                  "Which engine would run a query, and what it would read."),
             Route("POST", "/api/v1/query-tasks", QueryTaskRequest, QueryTask, self.query_task, WRITER,
                   "One SELECT, whose result becomes a dataset."),
             Route("GET", "/api/v1/datasets", None, CatalogResponse, self.datasets, READER,
@@ -273,6 +290,7 @@ class PublicApi:
 
     async def query(self, call: Call[QueryRequest]) -> Stream:
         body = call.body
+        most_bytes = self._engines.most_bytes(body)
         running = asyncio.create_task(
             self._queries.run(
                 call.principal.database,
@@ -281,10 +299,14 @@ class PublicApi:
                 format_=body.format or _accepted(call.header("accept")),
                 as_of=AsOf(body.as_of_version, body.as_of_time),
                 max_rows=body.max_rows,
+                most_bytes=most_bytes,
             )
         )
         with self._audited_denial(call.principal, body.sql):
-            result = await _unless_hung_up(call, running)
+            try:
+                result = await _unless_hung_up(call, running)
+            except OverLimit as over:
+                return await self._hand_over(call, over.plan)
         pinned = msgspec.json.encode(result.generations) if len(result.generations) <= 20 else b"{}"
 
         async def write(push: Push) -> None:
@@ -292,7 +314,29 @@ class PublicApi:
                 async for piece in pieces:
                     await push(piece)
 
-        return Stream(write, result.content_type, ((b"traceplane-generations", pinned),))
+        headers = ((b"traceplane-generations", pinned), (b"traceplane-engine", b"duckdb"))
+        return Stream(write, result.content_type, headers)
+
+    async def _hand_over(self, call: Call[QueryRequest], planned: PlannedFiles) -> Stream:
+        caller = _caller(call.principal)
+        try:
+            made = await self._engines.hand_over(call.principal.database, caller, call.body, planned)
+        except TraceplaneError as error:
+            self._queries.note_failure(caller, call.body.sql, error)
+            raise
+        telemetry.emit(
+            "query.handed_over", principal=caller.name, dataset=made.dataset, task_id=str(made.task_id)
+        )
+
+        async def write(push: Push) -> None:
+            await push(msgspec.json.encode(made))
+
+        return Stream(write, "application/json", ((b"traceplane-engine", b"spark"),))
+
+    async def query_plan(self, call: Call[QueryRequest]) -> QueryPlan:
+        caller = _caller(call.principal)
+        with self._audited_denial(call.principal, call.body.sql):
+            return await self._engines.plan(call.principal.database, caller, call.body)
 
     async def query_task(self, call: Call[QueryTaskRequest]) -> QueryTask:
         caller = _caller(call.principal)

@@ -8,6 +8,7 @@ DAG when the result is old.
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import datetime
 from uuid import UUID, uuid4
 
 from traceplane.auth.rights import may_write
@@ -28,7 +29,7 @@ from traceplane.operators.processing import QUERY
 from traceplane.postgres import registry, tasks
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import notify_dispatchers
-from traceplane.query.datasets import QueryCaller
+from traceplane.query.datasets import AsOf, QueryCaller
 from traceplane.query.job import JobQuery, as_job
 from traceplane.registry import cutover, job_rows
 from traceplane.registry.job_rows import Generation
@@ -39,11 +40,18 @@ _ATTEMPTS = 3
 
 
 async def start(
-    database: Database, caller: QueryCaller, asked: QueryTaskRequest, *, window: int
+    database: Database,
+    caller: QueryCaller,
+    asked: QueryTaskRequest,
+    *,
+    window: int,
+    pinned_at: datetime | None = None,
 ) -> QueryTask:
+    """`pinned_at`: the moment whose files it reads; None: those that are there when the task starts."""
+
     async def once() -> QueryTask:
         async with database.transaction("deploy") as tx:
-            query = await as_job(tx, caller, asked.sql, asked.as_of_version)
+            query = await as_job(tx, caller, asked.sql, AsOf(asked.as_of_version))
             if not may_write(caller, asked.dataset, None):
                 raise Forbidden(
                     "access.dataset_write",
@@ -76,12 +84,13 @@ async def start(
                 reads=await _reads(tx, caller.org, query, job),
                 writes=[Generation(dataset_uuid, generation_id)],
                 views=query.views,
+                as_of=pinned_at,
             )
             await registry.map_job(tx, version_id, job_id, job, window, OperatorFacts())
             await cutover.move(tx, dag_id, version_id)
             task_id: UUID = await tasks.create_for_everything(tx, job_id)
             await notify_dispatchers(tx)
-            return QueryTask(task_id, asked.dataset, dag.name)
+            return QueryTask(task_id, asked.dataset, dag.name, pinned_at)
 
     return await retry_on_conflict(once)
 

@@ -7,6 +7,7 @@ checks          what a dataset promises of its rows, and what an output was foun
 code_bundle     the Python modules that the jobs of one deploy run
 column_types    types of declared columns, in Spark SQL and in Arrow
 committed_file  a file of a commit, as the database stores it
+compaction      which files of a dataset are merged
 comparisons     which rows of an input a job reads: comparisons of columns with values
 counted         a number with its noun
 dag             what a DAG is: jobs, the datasets they read and write, and how their work is metered

@@ -11,6 +11,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from traceplane.model.checks import Check
+from traceplane.model.compaction import Compaction
 from traceplane.model.edges import Read
 from traceplane.model.json_object import JsonObject
 from traceplane.model.partitions import Partitions
@@ -138,6 +139,10 @@ class Dataset:
     the time, may read these."""
     write_roles: tuple[str, ...] | None = None
     """The roles that may change what it holds, and run the job that writes it, besides admins; None: all writers."""
+    cluster_by: tuple[str, ...] = ()
+    """Columns by which rows are sorted within files, so that statistics say where values are."""
+    compaction: Compaction = Compaction()  # noqa: RUF009 -- frozen
+    """How its small files are merged."""
     checks: tuple[Check, ...] = ()
     """What its rows are checked for when they are written, and how old they may become."""
 

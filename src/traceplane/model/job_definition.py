@@ -9,6 +9,7 @@ JSON keys that SQL names against these fields.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from traceplane.model.checks import Check
 from traceplane.model.dag import ExecutionStrategy, Input, UpdateStrategy
@@ -52,6 +53,8 @@ class OperatorFacts:
     """How many positions before their scope are read too."""
     deletes_inputs: bool = False
     """The rows of hot inputs are deleted when a task commits."""
+    compacts_files: bool = False
+    """It writes the rows that it reads back to where they are, in fewer files."""
     package: str | None = None
     """The package that provides the operator, and its version; None: it is built in."""
 
@@ -73,5 +76,9 @@ class JobDefinition(OperatorFacts):
     """As `Job.lineage`; changes in place, like the config."""
     checks: dict[str, tuple[Check, ...]] = field(default_factory=dict)
     """Of the rows that it writes, by dataset; changes in place, like the config."""
+    as_of: datetime | None = None
+    """Of a query that runs as a job: the moment whose files it reads; None: when its task starts."""
+    cluster_by: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The columns by which its rows are sorted within files, by dataset; changes in place, like the config."""
     views: tuple[InputView, ...] = ()
     """Of a query that runs as a job: its steps, the last of which is the result."""

@@ -56,6 +56,8 @@ class DeclaredOutput:
     """The columns that the dataset declares, with Arrow types; empty: it declares none."""
     checks: tuple[Check, ...] = ()
     """Of the rows that are written; their expressions are in Spark's dialect."""
+    cluster_by: tuple[str, ...] = ()
+    """The columns by which they are sorted within files."""
 
 
 @dataclass(frozen=True, slots=True)

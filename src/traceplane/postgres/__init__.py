@@ -1,7 +1,8 @@
 """All SQL of the platform: one module for each file in `sql/`, with functions that run its statements on sets of rows.
 
 aggregator          the batches of aggregators: open, closed and due
-alert_views         alerts, as people look at them, acknowledge and silence them
+alert_handovers     what is on its way to an alert, and what a version leaves to the next one
+    alert_views         alerts, as people look at them, acknowledge and silence them
 alerts              alerts: what was found, whether it was sent, and what nobody wants to hear of for a while
 audit               who changed what, and who was refused what
 backpressure        the figures that the valve decides by, and its decisions
@@ -10,6 +11,7 @@ channels            channels of organizations: how messages reach people and oth
 check_failures      checks of datasets that failed without stopping anything
 code_bundles        bundles of user code, by their hash
 commits             outputs become part of their generation, in the transaction that ends the task
+compaction          which files are small, the tasks that merge them, what their commits leave behind
 coverage            which positions generations have
 cron_schedules      cron sources: which are due, and how far each has come
 database            the pool, transactions, and the named statements

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -16,6 +17,9 @@ from traceplane.postgres.database import Transaction, statements
 from traceplane.wire.tasks import FailedCheck, StagedFile
 
 _SQL = statements("commits")
+
+_FEW = 10_000
+"""Commits of a range that are read at once; more are read in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,8 @@ class OutputCommit:
     bytes: int
     schema_hash: str
     schema: Schema | None = None
+    compacts: bool = False
+    """Whether it holds the rows that are there already, in fewer files."""
     replaces: bool = True
     """Whether it replaces what was committed within its scope, or is added to it."""
     failed_checks: Sequence[FailedCheck] = ()
@@ -71,6 +77,7 @@ async def record(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[bool]
         [o.bytes for o in outputs],
         [o.schema_hash for o in outputs],
         [None if o.schema is None else msgspec.json.encode(o.schema).decode() for o in outputs],
+        [not o.compacts for o in outputs],
     )
     assert row is not None
     drawn, kept = row["drawn"], set(row["kept"] or ())
@@ -98,23 +105,46 @@ class LiveCommit:
 
 
 async def read_by_tasks(
-    tx: Transaction, ranges: Sequence[tuple[UUID, Range | None]]
+    tx: Transaction,
+    ranges: Sequence[tuple[UUID, Range | None]],
+    statistics_of: Collection[str] | None = None,
 ) -> list[list[LiveCommit]]:
     """For each range of a generation, the live commits that overlap it; without a range, those of the newest
-    position."""
-    live: list[list[LiveCommit]] = [[] for _ in ranges]
-    rows = await tx.rows(
-        _SQL["for_tasks"],
+    position. `statistics_of`: the columns whose statistics are read with the files; None: all."""
+    arguments = (
         [generation_id for generation_id, _ in ranges],
         [None if positions is None else positions[0] for _, positions in ranges],
         [None if positions is None else positions[1] for _, positions in ranges],
+        None if statistics_of is None else list(statistics_of),
     )
-    for row in rows:
-        hidden = [(a, b) for a, b in row["hidden"] or ()]
-        positions = (row["range_start"], row["range_end"])
-        commit = LiveCommit(row["commit_id"], _with_rows(row["files"]), positions, hidden)
-        live[row["ord"] - 1].append(commit)
+    statement = _SQL["for_tasks"]
+    live: list[list[LiveCommit]] = [[] for _ in ranges]
+    for row in await tx.rows(statement, *arguments, _FEW + 1):
+        live[row["ord"] - 1].append(_live_commit(row))
+    if any(len(found) > _FEW for found in live):
+        live = [[] for _ in ranges]
+        async for row in tx.stream(statement, *arguments, None):
+            live[row["ord"] - 1].append(_live_commit(row))
+    for found in live:
+        found.sort(key=_by_id)
     return live
+
+
+async def read_at(tx: Transaction, generation_id: UUID, at: datetime) -> list[LiveCommit]:
+    """All commits of a generation that were live at a time."""
+    return sorted(
+        [_live_commit(row) async for row in tx.stream(_SQL["for_task_at"], generation_id, at)], key=_by_id
+    )
+
+
+def _by_id(commit: LiveCommit) -> int:
+    return commit.commit_id
+
+
+def _live_commit(row: Any) -> LiveCommit:
+    hidden = [(a, b) for a, b in row["hidden"] or ()]
+    positions = (row["range_start"], row["range_end"])
+    return LiveCommit(row["commit_id"], _with_rows(row["files"]), positions, hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +185,14 @@ async def overlapping(tx: Transaction, outputs: Sequence[OutputCommit]) -> list[
     return [outputs[r["ord"] - 1] for r in rows]
 
 
+async def wait_for_others(tx: Transaction, generation_ids: Iterable[UUID]) -> None:
+    """Commits of these generations that others have begun are visible to the next statement; no others begin."""
+    await tx.rows(_SQL["wait_for_others"], sorted(generation_ids))
+
+
 async def overtaken(tx: Transaction, outputs: Sequence[OutputCommit]) -> set[UUID]:
     """The tasks of outputs for whose positions others have committed since their attempts began."""
-    await tx.rows(_SQL["wait_for_others"], sorted({o.generation_id for o in outputs}))
+    await wait_for_others(tx, {o.generation_id for o in outputs})
     rows = await tx.rows(
         _SQL["overtaken"],
         [o.task_id for o in outputs],

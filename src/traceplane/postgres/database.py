@@ -75,6 +75,9 @@ HEALED_BY_REPETITION = (*RETRYABLE, asyncpg.UniqueViolationError)
 """What a transaction may meet because of others, whatever it does."""
 
 
+_PREFETCHED = 5_000
+
+
 @cache
 def statements(table: str) -> dict[str, str]:
     """The named queries of `sql/<table>.sql`."""
@@ -100,6 +103,12 @@ class Transaction:
     async def rows(self, statement: str, *args: object) -> list[asyncpg.Record]:
         rows: list[asyncpg.Record] = await self._connection.fetch(statement, *args)
         return rows
+
+    async def stream(self, statement: str, *args: object) -> AsyncIterator[asyncpg.Record]:
+        """Rows of one statement, and so of one snapshot, some at a time: neither all in memory nor within the time that
+        one answer may take."""
+        async for row in self._connection.cursor(statement, *args, prefetch=_PREFETCHED):
+            yield row
 
     async def row(self, statement: str, *args: object) -> asyncpg.Record | None:
         return await self._connection.fetchrow(statement, *args)

@@ -85,6 +85,7 @@ class CommitFiles(msgspec.Struct, frozen=True, gc=False):
     commit_id: int
     first: int
     last: int
+    bytes: int
     paths: list[str]
 
 
@@ -273,6 +274,7 @@ class LiveCommits:
     lasts: list[int]
     paths: list[str | None]
     """None if a commit has several files, or none."""
+    bytes: list[int]
     of_others: dict[int, list[str]]
     hidden: dict[int, list[Range]]
 
@@ -285,7 +287,7 @@ async def live(tx: Transaction, generation_id: UUID) -> LiveCommits:
     several = [ids[n] for n, path in enumerate(single) if path is None]
     others = {c.commit_id: c.paths for c in await paths(tx, generation_id, several)} if several else {}
     hidden = await _hidden(tx, generation_id)
-    return LiveCommits(ids, row["firsts"], row["lasts"], single, others, hidden)
+    return LiveCommits(ids, row["firsts"], row["lasts"], single, row["bytes"], others, hidden)
 
 
 async def paths(tx: Transaction, generation_id: UUID, commit_ids: Sequence[int] | None) -> list[CommitFiles]:

@@ -304,6 +304,7 @@ async def map_job(
     window: int,
     facts: OperatorFacts,
     checks: Mapping[str, Sequence[Check]] = {},
+    cluster_by: Mapping[str, Sequence[str]] = {},
 ) -> None:
     """A job as this version meters and configures it, and fires it if it is a cron source: what changes in place takes
     effect when the version begins to serve, and ends with it."""
@@ -314,6 +315,7 @@ async def map_job(
         "execution_strategy": str(job.execution_strategy),
         "lineage": job.lineage,
         "checks": msgspec.to_builtins(checks),
+        "cluster_by": msgspec.to_builtins(cluster_by),
         **asdict(facts),
     }
     limits = _execution_fields(job.execution, window)

@@ -73,6 +73,8 @@ class LockedTask:
     """Since the attempt started."""
     replaces: bool
     """Whether its commits replace existing rows, or are added to them."""
+    compacts: bool
+    """Whether it writes the rows that it reads back to where they are, in fewer files."""
     backfill: bool
 
 
@@ -219,6 +221,7 @@ async def lock(tx: Transaction, task_ids: Sequence[UUID]) -> dict[UUID, LockedTa
             r["traceparent"],
             r["seconds"],
             r["replaces"],
+            r["compacts"],
             r["backfill"],
         )
         for r in await tx.rows(_SQL["lock"], task_ids)

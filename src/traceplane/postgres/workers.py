@@ -63,6 +63,11 @@ async def there(tx: Transaction) -> list[SeenWorker]:
     return [SeenWorker(r["worker_id"], r["runtime"], msgspec.convert(r["offers"], Resources)) for r in rows]
 
 
+async def serve(tx: Transaction, runtime: str, org: str) -> bool:
+    """Whether a worker of this runtime works for the organization."""
+    return bool(await tx.value(_SQL["serve"], runtime, org, _THERE))
+
+
 async def required_sets(tx: Transaction) -> list[RequiredSet]:
     rows = await tx.rows(_SQL["required_sets"])
     return [

@@ -37,10 +37,11 @@ Column = tuple[str, str]
 class Commit:
     """The contents of a commit; they never change."""
 
-    __slots__ = ("bounds", "commit_id", "paths", "positions")
+    __slots__ = ("bounds", "bytes", "commit_id", "paths", "positions")
 
-    def __init__(self, commit_id: int, first: int, last: int, paths: list[str]) -> None:
+    def __init__(self, commit_id: int, first: int, last: int, bytes_: int, paths: list[str]) -> None:
         self.commit_id, self.positions, self.paths = commit_id, (first, last), paths
+        self.bytes = bytes_
         self.bounds: dict[Column, list[Bounds]] | None = None
         """Bounds of columns that queries have asked about, for each file."""
 
@@ -58,6 +59,10 @@ class FileList:
         """Bounds of columns that queries have asked about, for each file."""
 
     @cached_property
+    def bytes(self) -> int:
+        return sum(commit.bytes for commit in self.commits if commit.paths)
+
+    @cached_property
     def commit_of_file(self) -> list[Commit]:
         return [commit for commit in self.commits for _ in commit.paths]
 
@@ -70,6 +75,8 @@ class ChosenFiles:
     """With paths as in the object store."""
     files: int
     of_files: int
+    bytes: int = 0
+    """About how many these files have."""
 
 
 class Catalog:
@@ -115,7 +122,7 @@ class Catalog:
             commits = await pinned.paths(tx, generation, None if most else missing)
             for start in range(0, len(commits), _MADE_AT_ONCE):
                 by_id |= {
-                    c.commit_id: Commit(c.commit_id, c.first, c.last, c.paths)
+                    c.commit_id: Commit(c.commit_id, c.first, c.last, c.bytes, c.paths)
                     for c in commits[start : start + _MADE_AT_ONCE]
                 }
                 await asyncio.sleep(0)  # lets other queries run
@@ -134,9 +141,16 @@ async def _made(row_version: str, live: LiveCommits) -> FileList:
         part = slice(start, start + _MADE_AT_ONCE)
         with _without_collecting():
             commits += [
-                Commit(commit_id, first, last, [path] if path is not None else live.of_others[commit_id])
-                for commit_id, first, last, path in zip(
-                    live.ids[part], live.firsts[part], live.lasts[part], live.paths[part], strict=True
+                Commit(
+                    commit_id, first, last, size, [path] if path is not None else live.of_others[commit_id]
+                )
+                for commit_id, first, last, size, path in zip(
+                    live.ids[part],
+                    live.firsts[part],
+                    live.lasts[part],
+                    live.bytes[part],
+                    live.paths[part],
+                    strict=True,
                 )
             ]
         await asyncio.sleep(0)  # lets other queries run
@@ -188,7 +202,19 @@ def choose(listed: FileList, dataset: PinnedDataset, conditions: Sequence[Condit
             remaining = narrowed(remaining, bounds, condition.spans, type_)
         if name == dataset.position:
             remaining = _within_commits(listed, dataset, remaining, condition)
-    return ChosenFiles(_grouped(listed, dataset, remaining), len(remaining), len(listed.paths))
+    return ChosenFiles(
+        _grouped(listed, dataset, remaining),
+        len(remaining),
+        len(listed.paths),
+        listed.bytes
+        if len(remaining) == len(listed.paths)
+        else sum(_bytes_of_one(listed.commit_of_file[index]) for index in remaining),
+    )
+
+
+def _bytes_of_one(commit: Commit) -> int:
+    """Commits know the size of all their files together."""
+    return commit.bytes // len(commit.paths)
 
 
 def _within_commits(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from traceplane.auth.roles import Role
 from traceplane.errors import InvalidInput
@@ -39,19 +40,19 @@ class JobQuery:
     """Who may read the result: whoever may read all that the query names."""
 
 
-async def as_job(tx: Transaction, caller: QueryCaller, sql: str, versions: Mapping[str, int]) -> JobQuery:
+async def as_job(tx: Transaction, caller: QueryCaller, sql: str, as_of: AsOf) -> JobQuery:
     """The query over the generations that this transaction serves, in Spark's dialect. Personal data is left out for
     every caller, because the result is a dataset that others may read."""
     if "\0" in sql:  # Postgres cannot store it
         raise InvalidInput("query.malformed", "a query must not contain a NUL character")
     anybody = replace(caller, sees_pii=False)
     gated = await asyncio.to_thread(gate.admit, sql)
-    datasets = QueryDatasets(tx, caller.org, AsOf(versions), only_stored=True)
+    datasets = QueryDatasets(tx, caller.org, as_of, only_stored=True)
     await datasets.read(gated.relations, anybody)
     expanded = await asyncio.to_thread(virtual.expand, gated.relations, datasets.sql_of)
     names = {pin: f"#{number}" for number, pin in enumerate(dict.fromkeys(map(pin_of, expanded.stored)))}
     for pin in names:
-        if datasets.at(pin) is not None or datasets.by_pin[pin].storage != "parquet":
+        if isinstance(pin[1], datetime) or datasets.by_pin[pin].storage != "parquet":
             raise InvalidInput(
                 "query.not_for_a_job",
                 "a result dataset is computed from the files of a version, not from hot tables or as of a time",

@@ -65,6 +65,31 @@ class _Snapshot:
     """Files with the rows of hot tables."""
 
 
+class OverLimit(Exception):
+    """The files that a query would read have more bytes than its caller lets it read."""
+
+    def __init__(self, plan: PlannedFiles) -> None:
+        super().__init__(f"{plan.bytes} bytes")
+        self.plan = plan
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFiles:
+    """What a query reads, before it runs."""
+
+    datasets: Mapping[Pin, PinnedDataset]
+    files: int
+    of_files: int
+    bytes: int
+
+    @classmethod
+    def of(cls, datasets: Mapping[Pin, PinnedDataset], chosen: Iterable[ChosenFiles]) -> PlannedFiles:
+        each = list(chosen)
+        return cls(
+            datasets, sum(c.files for c in each), sum(c.of_files for c in each), sum(c.bytes for c in each)
+        )
+
+
 class Preparation:
     """`object_root` is the folder of the object store; None for one in S3, of which `open_cache` has copies."""
 
@@ -94,12 +119,17 @@ class Preparation:
         format_: Format,
         as_of: AsOf,
         max_rows: int | None,
+        most_bytes: int | None = None,
     ) -> PreparedQuery:
+        """`most_bytes`: raises `OverLimit` if its files have more."""
         root = await self._root()
         gated = await asyncio.to_thread(gate.admit, sql)
         async with contextlib.AsyncExitStack() as held:
             snapshot = await self._read(database, held, caller, gated, as_of)
             chosen = await asyncio.to_thread(_choose, snapshot)
+            plan = PlannedFiles.of(snapshot.datasets.by_pin, chosen)
+            if most_bytes is not None and plan.bytes > most_bytes:
+                raise OverLimit(plan)
             in_parts = await self._hold(database, held, chosen)
             query = EngineQuery(
                 sql=gated.sql,
@@ -119,6 +149,13 @@ class Preparation:
             return PreparedQuery(
                 query, snapshot.datasets.by_pin, chosen, held.pop_all(), self._reader_of(in_parts)
             )
+
+    async def plan(self, database: Database, caller: QueryCaller, sql: str, as_of: AsOf) -> PlannedFiles:
+        """What a query would read, by the same rights and rules."""
+        gated = await asyncio.to_thread(gate.admit, sql)
+        async with contextlib.AsyncExitStack() as held:
+            snapshot = await self._read(database, held, caller, gated, as_of, with_hot=False)
+            return PlannedFiles.of(snapshot.datasets.by_pin, await asyncio.to_thread(_choose, snapshot))
 
     async def left_out(
         self, database: Database, dataset: PinnedDataset, groups: Sequence[FileGroup]
@@ -164,6 +201,8 @@ class Preparation:
         caller: QueryCaller,
         gated: Gated,
         as_of: AsOf,
+        *,
+        with_hot: bool = True,
     ) -> _Snapshot:
         async with database.snapshot() as tx:
             datasets = QueryDatasets(tx, caller.org, as_of)
@@ -180,7 +219,8 @@ class Preparation:
                 )
                 for pin, same in relations.items()
             }
-            hot = await self._hot_rows(tx, held, {pin: datasets.by_pin[pin] for pin in relations})
+            read = {pin: datasets.by_pin[pin] for pin in relations} if with_hot else {}
+            hot = await self._hot_rows(tx, held, read)
         return _Snapshot(datasets, expanded, files, hot)
 
     async def _hot_rows(

@@ -17,7 +17,7 @@ from traceplane.postgres.pinned import PinnedDataset
 from traceplane.query.catalog import Catalog
 from traceplane.query.datasets import NOW, AsOf, QueryCaller, may_read_pinned, pin_text
 from traceplane.query.engine_pool import EnginePool
-from traceplane.query.preparation import Preparation, PreparedQuery
+from traceplane.query.preparation import PlannedFiles, Preparation, PreparedQuery
 from traceplane.query.wire import FileGroup, Format, QueryLimits
 from traceplane.sql import gate
 
@@ -67,12 +67,14 @@ class Queries:
         format_: Format,
         as_of: AsOf = NOW,
         max_rows: int | None = None,
+        most_bytes: int | None = None,
     ) -> QueryResult:
-        """The result, once its first part is available."""
+        """The result, once its first part is available. `most_bytes`: raises `OverLimit` if the files that it reads
+        have more."""
         started = time.perf_counter()
         try:
-            prepared = await self.prepare(
-                database, caller, sql, format_=format_, as_of=as_of, max_rows=max_rows
+            prepared = await self._preparation.prepare(
+                database, caller, sql, format_, as_of, max_rows, most_bytes
             )
             planned = time.perf_counter()
             try:
@@ -114,6 +116,16 @@ class Queries:
         max_rows: int | None = None,
     ) -> PreparedQuery:
         return await self._preparation.prepare(database, caller, sql, format_, as_of, max_rows)
+
+    async def plan(
+        self, database: Database, caller: QueryCaller, sql: str, as_of: AsOf = NOW
+    ) -> PlannedFiles:
+        """What the query would read."""
+        try:
+            return await self._preparation.plan(database, caller, sql, as_of)
+        except TraceplaneError as error:
+            self.note_failure(caller, sql, error)
+            raise
 
     async def columns_of(
         self, database: Database, caller: QueryCaller, dataset_id: str

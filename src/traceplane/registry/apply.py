@@ -291,7 +291,14 @@ class _NewVersion:
             job_id = self.serving[job.name] if job.name in self.kept_jobs else await self._add_job(job)
             facts = operator_facts.of_job(job, self.runtimes)
             await registry.map_job(
-                self.tx, version_id, job_id, job, self.window, facts, checks_of_rows(self.dag, job)
+                self.tx,
+                version_id,
+                job_id,
+                job,
+                self.window,
+                facts,
+                checks_of_rows(self.dag, job),
+                cluster_by(self.dag, job),
             )
         if self.prepared.active_version_id is not None:
             await aggregator.keep_in_front(self.tx, self.prepared.active_version_id)
@@ -329,6 +336,7 @@ class _NewVersion:
             environment=environment,
             virtual=virtual,
             checks=checks_of_rows(self.dag, job),
+            cluster_by=cluster_by(self.dag, job),
         )
         if batching.batches(job) and job.generated_for in self.kept_jobs:
             self.in_front.append((job_id, job.generated_for))
@@ -348,3 +356,9 @@ def checks_of_rows(dag: Dag, job: Job) -> dict[str, tuple[Check, ...]]:
         for output in job.outputs
     }
     return {dataset_id: found for dataset_id, found in checks.items() if found}
+
+
+def cluster_by(dag: Dag, job: Job) -> dict[str, tuple[str, ...]]:
+    """By what the rows that a job writes are sorted within files, by dataset."""
+    columns = {o.dataset_id: dag.datasets_by_id[o.dataset_id].cluster_by for o in job.outputs}
+    return {dataset_id: named for dataset_id, named in columns.items() if named}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
@@ -34,6 +35,8 @@ async def add_job(
     virtual: VirtualInputs | None = None,
     views: tuple[InputView, ...] = (),
     checks: Mapping[str, tuple[Check, ...]] = {},
+    cluster_by: Mapping[str, tuple[str, ...]] = {},
+    as_of: datetime | None = None,
 ) -> UUID:
     """`reads` are stored datasets, even if the job declares virtual ones; `writes` follow the order of its outputs."""
     definition = JobDefinition(
@@ -48,6 +51,8 @@ async def add_job(
         lineage=job.lineage,
         views=views,
         checks=dict(checks),
+        cluster_by=dict(cluster_by),
+        as_of=as_of,
         **asdict(facts),
     )
     job_id = await registry.add_job(tx, dag_id, job, fingerprint, definition, window)

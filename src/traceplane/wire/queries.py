@@ -11,6 +11,9 @@ import msgspec
 from traceplane.wire.control import CoverageView, CronView
 from traceplane.wire.scalars import Wire
 
+Engine = Literal["auto", "duckdb", "spark"]
+"""`auto`: Spark if the files to read have more bytes than the setting query_spark_above_mb allows, DuckDB otherwise."""
+
 
 class QueryRequest(Wire, frozen=True):
     sql: Annotated[str, msgspec.Meta(max_length=65_536)]
@@ -25,6 +28,8 @@ class QueryRequest(Wire, frozen=True):
     """Read the data as of this time."""
     max_rows: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
     """Refuse a larger result; the default is the setting query_max_rows."""
+    engine: Engine = "duckdb"
+    """What runs the query. If Spark does, the answer is a `QueryTask`, with the header `traceplane-engine: spark`."""
 
     def __post_init__(self) -> None:
         if self.as_of_version and self.as_of_time is not None:
@@ -47,6 +52,26 @@ class QueryTask(Wire, frozen=True):
     dataset: str
     dag: str
     """Created for this query only."""
+    as_of: datetime | None = None
+    """The moment whose rows it reads; unset: those that are there when the task starts."""
+    reason: str = ""
+    """Why Spark runs it, if the platform chose."""
+
+
+class QueryPlan(Wire, frozen=True):
+    """What would run a query, and why."""
+
+    engine: Literal["duckdb", "spark"]
+    reason: str
+    files: int
+    """Those that can contain matching rows."""
+    of_files: int
+    bytes: int
+    """About how many these files have."""
+    limit_bytes: int
+    """From which the engine `auto` is Spark."""
+    generations: dict[str, str]
+    """Of the datasets that it reads and the caller may read."""
 
 
 class ColumnView(Wire, frozen=True):

@@ -135,6 +135,8 @@ class OutputRef(Wire, frozen=True):
     """The columns that the dataset declares, with Arrow types; empty if it declares none."""
     checks: list[Check] = []
     """What the rows are checked for; expressions are in Spark's dialect."""
+    cluster_by: list[str] = []
+    """The columns by which rows are sorted within files."""
 
 
 class ViewRef(Wire, frozen=True):

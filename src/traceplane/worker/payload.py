@@ -134,6 +134,7 @@ def _outputs(task: ClaimedTask, job: JobPayload, store: StoreOnDisk) -> tuple[De
             store.input_paths(files),
             _columns(declared.columns),
             tuple(declared.checks),
+            tuple(declared.cluster_by),
         )
         for declared, prefix, files in zip(job.outputs, task.write_prefixes, existing, strict=True)
     )

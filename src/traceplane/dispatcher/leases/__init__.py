@@ -8,6 +8,7 @@
     complete       reports are judged; outputs, cursors, events and the end of the attempts commit together
     emit           events of running tasks
     failed_checks  failed checks in reports, without personal data
+    file_compaction  merged files take the place of those whose rows they hold
     grouped        which reports share a transaction
     heartbeat      leases are extended; callers learn of cancellation
     hot_reads      where the rows of hot inputs are, and the rows themselves, a piece at a time

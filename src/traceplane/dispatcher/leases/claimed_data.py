@@ -95,9 +95,7 @@ async def _inputs(
             else [jobs[c.job_id].reads(number, (c.range_start, c.range_end))]
         )
     ]
-    live = await commits.read_by_tasks(
-        tx, [(jobs[c.job_id].row_generations[number], positions) for c, number, positions in scoped]
-    )
+    live = await _live(tx, scoped, jobs)
     whole = [
         WholeRead(
             c.task_id,
@@ -149,6 +147,27 @@ async def _inputs(
             ]
             for number, (i, generation) in enumerate(sides)
         ]
+
+
+async def _live(
+    tx: Transaction, scoped: Sequence[tuple[Claimed, int, Range | None]], jobs: Mapping[UUID, JobEntry]
+) -> list[list[LiveCommit]]:
+    """The commits that each task reads of each input, with the statistics by which files are left out."""
+    now = [one for one in scoped if jobs[one[0].job_id].as_of is None]
+    judged_by = {
+        column
+        for c, number, _ in now
+        for i in [jobs[c.job_id].payload.inputs[number]]
+        for column in (*i.where, *([i.time_column] if i.time_column is not None else []))
+    }
+    ranges = [(jobs[c.job_id].row_generations[number], positions) for c, number, positions in now]
+    read = iter(await commits.read_by_tasks(tx, ranges, judged_by))
+    return [
+        next(read)
+        if (at := jobs[c.job_id].as_of) is None
+        else await commits.read_at(tx, jobs[c.job_id].row_generations[number], at)
+        for c, number, _ in scoped
+    ]
 
 
 async def _dropped(

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from traceplane import telemetry
 from traceplane.crash_points import crash_point
-from traceplane.dispatcher.leases import failed_checks, hot_writes
+from traceplane.dispatcher.leases import failed_checks, file_compaction, hot_writes
 from traceplane.dispatcher.leases.calls import CompletionCall
 from traceplane.dispatcher.leases.compaction import Compaction, Move, changed_inputs
 from traceplane.dispatcher.leases.emit import after_acceptance
@@ -196,6 +196,8 @@ class Reports:
         judged = _fail(judged, await changed_inputs(tx, moves))
         judged = await _return_repetitions(tx, judged)
         judged = await _return_overtaken(tx, judged)
+        compacted = await file_compaction.read_states(tx, judged)
+        judged = [compacted.judge(report) for report in judged]
         judged = await failed_checks.masked(tx, judged)
         await _end_attempts(tx, judged)
         if also is not None:
@@ -207,6 +209,7 @@ class Reports:
         moving = {report.task_id for report in completed}
         await self._compaction.apply(tx, [move for move in moves if move.task_id in moving])
         rewrote = await _record(tx, completed, outputs, one_by_one=one_by_one)
+        await compacted.settle(tx, completed)
         if completed:
             await coverage.add(tx, [report.task_id for report in completed], outputs)
             await check_failures.add(tx, [output for output in outputs if output.failed_checks])
@@ -378,6 +381,8 @@ def _events(completed: Sequence[Judged], rewrote: Sequence[bool]) -> list[NewEve
         call, task = report.call, report.task
         assert task is not None
         own = [structs.replace(e, kind="invalidation") if next(rewrites) else e for e in call.implied]
+        if task.compacts:
+            continue  # the rows are those that were there
         own += call.events
         drafts += [structs.replace(event, backfill=True) for event in own] if task.backfill else own
     return drafts

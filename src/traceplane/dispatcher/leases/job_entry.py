@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -47,6 +48,8 @@ class JobEntry:
     """Positions before their scope that tasks read too."""
     needs_emission: bool
     """Whether tasks get the emission of the event that they are for."""
+    as_of: datetime | None
+    """The moment whose files its tasks read; None: those of the claim."""
     deletes_inputs: bool
     """Whether the rows of its hot inputs are deleted when a task commits."""
     needs: JobNeeds | None
@@ -80,6 +83,7 @@ def job_entry(row: JobRow) -> JobEntry:
         tuple(edge for i, edge in row.edges() if i.role is not InputRole.TRIGGERS),
         history=row.definition.history,
         needs_emission=row.definition.needs_emission,
+        as_of=row.definition.as_of,
         deletes_inputs=row.definition.deletes_inputs,
         needs=_needs(row),
     )
@@ -121,6 +125,7 @@ def _payload(row: JobRow) -> JobPayload:
                     **o,
                     "columns": _declared(o["columns"]) or [],
                     "checks": _for_spark(definition.checks.get(o["dataset_id"], ())),
+                    "cluster_by": list(definition.cluster_by.get(o["dataset_id"], ())),
                 },
                 OutputRef,
             )

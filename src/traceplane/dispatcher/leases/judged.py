@@ -68,7 +68,10 @@ class Judged:
     def outputs(self) -> list[OutputCommit]:
         """As the task's job commits them."""
         assert self.task is not None
-        return [replace(output, replaces=self.task.replaces) for output in self.call.outputs]
+        return [
+            replace(output, replaces=self.task.replaces, compacts=self.task.compacts)
+            for output in self.call.outputs
+        ]
 
     def failed(self, error: TaskError) -> Judged:
         """The report of a completed attempt, counted as a failure."""

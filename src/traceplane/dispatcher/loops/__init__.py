@@ -9,6 +9,7 @@ A pass is a few bounded transactions that any number of dispatchers may run conc
     cron_ticks        fires the ticks of cron sources, each one once
     deliveries        sends the messages that wait for channels
     execution_status  executions follow the tasks or Celery workers that run them
+    file_compaction   makes tasks that merge small files
     file_listing      lists the files of file sources, and announces partitions that have changed
     freshness         notices datasets that got no rows for too long
     gauges            queue depths, ages and holds as gauges

@@ -6,9 +6,9 @@
 with produced as materialized (
   select nextval('dataset_commits_commit_id_seq') as commit_id, p.*
   from unnest($1::uuid[], $2::int[], $3::uuid[], $4::text[], $5::bigint[], $6::bigint[], $7::text[],
-              $8::bigint[], $9::bigint[], $10::text[], $11::text[]) with ordinality
+              $8::bigint[], $9::bigint[], $10::text[], $11::text[], $12::boolean[]) with ordinality
     as p (task_id, output_index, generation_id, partition_key, range_start, range_end, files, row_count, bytes,
-          schema_hash, columns, ord)
+          schema_hash, columns, fills, ord)
 ), kept as (
   insert into dataset_commits (commit_id, task_id, output_index, generation_id, partition_key, range_start, range_end,
                                files, row_count, bytes, schema_hash, columns, committed_at)
@@ -21,7 +21,7 @@ with produced as materialized (
 ), moved as (
   insert into generation_cursors (generation_id, position, widest, updated_at, filled_at)
   select generation_id, max(range_end), least(max(range_end::numeric - range_start), 9223372036854775807)::bigint,
-         tp_now(), case when bool_or(row_count > 0) then tp_now() end
+         tp_now(), case when bool_or(row_count > 0 and fills) then tp_now() end
   from produced group by generation_id order by generation_id
   on conflict (generation_id) do update
   set position = greatest(generation_cursors.position, excluded.position),
@@ -95,8 +95,17 @@ where exists (
   offset 0)
 
 -- name: for_tasks
--- The live files of ranges of generations that tasks read; of a range without ends, those of the newest position.
-select n.ord::int as ord, c.commit_id, c.files, c.range_start, c.range_end,
+-- The live files of ranges of generations that tasks read; of a range without ends, those of the newest position. Of their
+-- statistics only those of some columns, or all: most of what is stored of a file are statistics, and most tasks need none.
+-- Of each range at most $5, in no order.
+select n.ord::int as ord, c.commit_id, c.range_start, c.range_end,
+  case when $4::text[] is null then c.files
+    when cardinality($4::text[]) = 0 and jsonb_array_length(c.files) = 1 then jsonb_build_array(c.files->0 #- '{statistics}')
+    else (select coalesce(jsonb_agg(f.file #- '{statistics}' || jsonb_build_object('statistics', (
+            select coalesce(jsonb_object_agg(s.key, s.value), '{}')
+            from jsonb_each(case when jsonb_typeof(f.file->'statistics') = 'object' then f.file->'statistics' else '{}' end) s
+            where s.key = any($4::text[]))) order by f.n), '[]')
+          from jsonb_array_elements(c.files) with ordinality f (file, n)) end as files,
   (select jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) from unnest(c.hidden) h) as hidden
 from unnest($1::uuid[], $2::bigint[], $3::bigint[]) with ordinality as n (generation_id, first, last, ord)
 join generation_cursors k using (generation_id)
@@ -106,9 +115,28 @@ cross join lateral (
     and c.range_start >= greatest(coalesce(n.first, k.position)::numeric - k.widest, -9223372036854775808)::bigint
     and c.range_start <= coalesce(n.last, k.position)
     and c.range_end >= coalesce(n.first, k.position)
-  offset 0  -- a probe by index for each range
+  limit $5 offset 0  -- a probe by index for each range
 ) c
-order by n.ord, c.commit_id
+
+-- name: for_task_at
+-- The files of a generation that were live at a time, for a task that reads all of it. As `commits_at` of pinned.sql.
+with there as materialized (
+  select commit_id, range_start, range_end, hidden from dataset_commits
+  where generation_id = $1 and superseded_by is null and committed_at <= $2
+  union all
+  -- A commit that was superseded as a whole since then no longer records which part was hidden before.
+  select commit_id, range_start, range_end, '{(,)}'::int8multirange from dataset_commits
+  where generation_id = $1 and superseded_by is not null and superseded_at > $2 and committed_at <= $2
+), shown as (
+  select t.commit_id, t.range_start, t.range_end,
+    case when t.hidden is not null then t.hidden * coalesce((
+      select range_agg(int8range(n.range_start, nullif(n.range_end, 9223372036854775807), '[]')) from there n
+      where n.commit_id > t.commit_id and n.range_start <= t.range_end and n.range_end >= t.range_start), '{}') end as hidden
+  from there t
+)
+select c.commit_id, c.files, c.range_start, c.range_end,
+  (select jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) from unnest(s.hidden) h) as hidden
+from shown s join dataset_commits c using (commit_id)
 
 -- name: record_reads
 -- The newest commit that the attempt of a task read of an input that it reads as a whole; null: there was none.
@@ -118,17 +146,17 @@ on conflict (task_id, input_index) do update set generation_id = excluded.genera
 
 -- name: own_files
 -- The live files of each task's scope that its own job committed earlier.
-select t.task_id, o.output_index, c.commit_id, c.files
+select t.task_id, o.output_index, coalesce(c.holds_commit, c.commit_id) as commit_id, c.files
 from unnest($1::uuid[]) as w (task_id)
 join tasks t using (task_id) join job_outputs o using (job_id) join generation_cursors k using (generation_id)
 cross join lateral (
-  select c.commit_id, c.files from dataset_commits c
+  select c.commit_id, c.holds_commit, c.files from dataset_commits c
   where c.generation_id = k.generation_id and c.superseded_by is null
     and c.range_start >= greatest(t.range_start::numeric - k.widest, -9223372036854775808)::bigint
     and c.range_start <= t.range_end and c.range_end >= t.range_start
   offset 0  -- a probe by index for each task
 ) c
-order by t.task_id, o.output_index, c.commit_id
+order by t.task_id, o.output_index, 3
 
 -- name: lock_appends
 -- Appends to a generation take turns: a reader that sees a commit sees all earlier ones.
@@ -142,24 +170,25 @@ from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[]) wi
 join generation_cursors k using (generation_id)
 where exists (
   select 1 from dataset_commits c
-  where c.generation_id = n.generation_id and c.commit_id > n.commit_id and c.superseded_by is null
+  where c.generation_id = n.generation_id and coalesce(c.holds_commit, c.commit_id) > n.commit_id and c.superseded_by is null
     and c.row_count > 0 and c.task_id <> n.task_id
     and c.range_start >= greatest(n.range_start::numeric - k.widest, -9223372036854775808)::bigint
     and c.range_start <= n.range_end and c.range_end >= n.range_start
 )
 
 -- name: superseded
--- A page of commits that were superseded before the grace period, oldest first.
-select commit_id, task_id, files, superseded_at from dataset_commits
-where superseded_by is not null and superseded_at < tp_now() - $1::interval
-  and (superseded_at, commit_id) > (coalesce($2::timestamptz, '-infinity'), $3::bigint)
-order by superseded_at, commit_id limit $4
+-- A page of commits that were superseded before the grace period, oldest first. Of compacted ones, `superseded_at` is
+-- when their newest row was written, and `retired_at` when their files were replaced.
+select commit_id, task_id, files, coalesce(retired_at, superseded_at) as superseded_at from dataset_commits
+where superseded_by is not null and coalesce(retired_at, superseded_at) < tp_now() - $1::interval
+  and (coalesce(retired_at, superseded_at), commit_id) > (coalesce($2::timestamptz, '-infinity'), $3::bigint)
+order by coalesce(retired_at, superseded_at), commit_id limit $4
 
 -- name: files_of_tasks
 -- The files in commits of these tasks, without commits superseded before the grace period, if one is given. The paths
 -- of an attempt's files name its task, so no other task's commits contain them.
 select files from dataset_commits
-where task_id = any($1::uuid[]) and coalesce(superseded_at >= tp_now() - $2::interval, true)
+where task_id = any($1::uuid[]) and coalesce(coalesce(retired_at, superseded_at) >= tp_now() - $2::interval, true)
 
 -- name: of_generations
 -- A page of commits of generations that nobody reads.
@@ -170,10 +199,11 @@ where generation_id = any($1::uuid[]) and commit_id > $2 order by commit_id limi
 -- The files in commits of these tasks in other generations than these: moved hot rows record where they went.
 select files from dataset_commits
 where task_id = any($1::uuid[]) and generation_id <> all($2::uuid[])
-  and coalesce(superseded_at >= tp_now() - $3::interval, true)
+  and coalesce(coalesce(retired_at, superseded_at) >= tp_now() - $3::interval, true)
 
 -- name: forget_of_generations
 -- Deletes commits whose files are deleted, as are their generations.
+with scopes as (delete from compacted_scopes where commit_id = any($1::bigint[]))
 delete from dataset_commits where commit_id = any($1::bigint[])
 
 -- name: forget
@@ -181,6 +211,8 @@ delete from dataset_commits where commit_id = any($1::bigint[])
 with gone as (
   delete from dataset_commits where commit_id = any($1::bigint[]) and superseded_by is not null
   returning generation_id, superseded_at
+), scopes as (
+  delete from compacted_scopes where commit_id = any($1::bigint[])
 )
 update generation_cursors k set forgotten_until = greatest(k.forgotten_until, g.until)
 from (select generation_id, max(superseded_at) as until from gone group by generation_id) g

@@ -156,8 +156,8 @@ with unreadable as materialized (
   select distinct on (c.range_start, c.scope_key) c.partition_key, c.range_start, c.range_end
   from own cross join coming cross join unreadable cross join in_flight
   cross join lateral (
-    select c.partition_key, c.range_start, c.range_end, c.scope_key from dataset_commits c
-    where c.generation_id = $2 and c.superseded_by is null and not own.holds_all
+    select c.partition_key, c.range_start, c.range_end, c.scope_key from live_scopes($2) c
+    where not own.holds_all
       and not own.held @> coverage_range(c.range_start, c.range_end)
     union all
     select * from owed offset 0) c

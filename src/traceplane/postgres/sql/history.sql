@@ -26,6 +26,8 @@ with page as materialized (
   delete from task_logs l using locked k where l.task_id = k.task_id
 ), reads as (
   delete from task_reads r using locked k where r.task_id = k.task_id
+), compactions_made as (
+  delete from compactions c using locked k where c.task_id = k.task_id
 ), gone as (
   delete from tasks t using locked k where t.task_id = k.task_id
 )
@@ -51,6 +53,8 @@ with page as materialized (
   delete from task_logs l using locked k where l.task_id = k.task_id
 ), reads as (
   delete from task_reads r using locked k where r.task_id = k.task_id
+), compactions_made as (
+  delete from compactions c using locked k where c.task_id = k.task_id
 ), lineage as (
   delete from task_inputs i using locked k where i.task_id = k.task_id and k.state = 'canceled'
 ), gone as (

@@ -161,7 +161,20 @@ insert into dag_version_jobs (dag_version_id, job_id, priority, max_concurrency,
 values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
 
 -- name: job_payloads
--- What workers need to know about jobs; fixed for one (job_id, revision).
+-- What workers need to know about jobs; fixed for one (job_id, revision). One that compacts a generation reads and
+-- writes it, although it is neither its reader nor its producer.
+with reads as materialized (
+  select job_id, input_index, name, dataset_uuid, generation_id, filter, columns, read, role
+  from job_inputs where job_id = any($1::uuid[])
+  union all
+  select c.job_id, 0, 'files', g.dataset_uuid, c.generation_id, '{}', '[]', '{}', 'feeds'
+  from compaction_jobs c join generations g using (generation_id) where c.job_id = any($1::uuid[])
+), writes as materialized (
+  select job_id, output_index, name, dataset_uuid, generation_id from job_outputs where job_id = any($1::uuid[])
+  union all
+  select c.job_id, 0, 'files', g.dataset_uuid, c.generation_id
+  from compaction_jobs c join generations g using (generation_id) where c.job_id = any($1::uuid[])
+)
 select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.activation, j.source_kind, o.slug as org,
   d.name as dag,
   extract(epoch from j.timeout)::float8 as timeout_seconds, extract(epoch from j.lease)::float8 as lease_seconds,
@@ -174,17 +187,17 @@ select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.acti
       'with_files', exists (select 1 from job_outputs x join jobs f on f.job_id = x.job_id
         where x.generation_id = i.generation_id and f.source_kind = 'file' and f.dag_id = j.dag_id
           and f.definition->>'generated_for' = j.name)) order by i.input_index)
-    from job_inputs i join datasets ds using (dataset_uuid) join generations g using (generation_id)
+    from reads i join datasets ds using (dataset_uuid) join generations g using (generation_id)
     join generations rows on rows.generation_id = coalesce(g.data_generation_id, g.generation_id)
     where i.job_id = j.job_id and i.role <> 'triggers'), '[]') as inputs,
   coalesce((select array_agg(coalesce(g.data_generation_id, g.generation_id) order by i.input_index)
-    from job_inputs i join generations g using (generation_id)
+    from reads i join generations g using (generation_id)
     where i.job_id = j.job_id and i.role <> 'triggers'), '{}') as row_generations,
   coalesce((select jsonb_agg(coalesce((select v.definition -> 'columns' from dag_version_datasets v
       where v.generation_id = coalesce(g.data_generation_id, g.generation_id) limit 1), '[]') order by i.input_index)
-    from job_inputs i join generations g using (generation_id)
+    from reads i join generations g using (generation_id)
     where i.job_id = j.job_id and i.role <> 'triggers'), '[]') as input_columns,
-  exists (select 1 from job_inputs i join generations g using (generation_id)
+  exists (select 1 from reads i join generations g using (generation_id)
     join job_outputs x on x.generation_id = coalesce(g.data_generation_id, g.generation_id)
     join jobs pj on pj.job_id = x.job_id
     where i.job_id = j.job_id and (pj.runtime <> 'dispatcher'
@@ -195,14 +208,14 @@ select j.job_id, j.revision, j.name, j.runtime, j.operator, j.definition, j.acti
       'columns', coalesce((select v.definition -> 'columns' from dag_version_datasets v
         where v.generation_id = x.generation_id limit 1), '[]'))
       order by x.output_index)
-    from job_outputs x join datasets ds using (dataset_uuid) join generations g using (generation_id)
+    from writes x join datasets ds using (dataset_uuid) join generations g using (generation_id)
     where x.job_id = j.job_id), '[]') as outputs,
   coalesce((select jsonb_agg(jsonb_build_object('input_index', i.input_index, 'generation_id', i.generation_id,
       'row_generation_id', (select coalesce(g.data_generation_id, g.generation_id) from generations g
         where g.generation_id = i.generation_id), 'role', i.role, 'read', i.read, 'partitions', coalesce((select v.definition -> 'partitions'
         from dag_version_datasets v where v.generation_id = i.generation_id limit 1), '{}')) order by i.input_index)
-    from job_inputs i where i.job_id = j.job_id), '[]') as job_inputs,
-  (select v.definition -> 'partitions' from job_outputs x join dag_version_datasets v using (generation_id)
+    from reads i where i.job_id = j.job_id), '[]') as job_inputs,
+  (select v.definition -> 'partitions' from writes x join dag_version_datasets v using (generation_id)
    where x.job_id = j.job_id order by x.output_index limit 1) as partitions
 from jobs j join dags d using (dag_id) join orgs o using (org_id)
 where j.job_id = any($1::uuid[])

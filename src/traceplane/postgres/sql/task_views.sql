@@ -112,7 +112,7 @@ group by j.job_id, p.pipeline_id
 -- What the last attempt of a task saw of the datasets that it reads as a whole.
 select d.dataset_id, r.commit_id, c.committed_at,
   (select count(*) from dataset_commits n where n.generation_id = r.generation_id and n.superseded_by is null
-     and n.commit_id > coalesce(r.commit_id, 0)) as newer
+     and coalesce(n.holds_commit, n.commit_id) > coalesce(r.commit_id, 0)) as newer
 from task_reads r join generations g using (generation_id) join datasets d using (dataset_uuid) join orgs o using (org_id)
 left join dataset_commits c on c.commit_id = r.commit_id
 where r.task_id = $1 and o.slug = $2 order by r.input_index

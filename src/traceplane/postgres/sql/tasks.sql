@@ -45,7 +45,8 @@ select t.task_id, t.job_id, t.state, t.attempt, t.lease_token, t.reported_attemp
        j.max_attempts + t.granted_attempts as max_attempts,
        j.source_kind is not distinct from 'always_on' as endless,
        j.definition->>'update_strategy' is distinct from 'append'
-         and j.source_kind is distinct from 'pipeline' as replaces, t.backfill, t.traceparent,
+         and j.source_kind is distinct from 'pipeline' as replaces,
+       coalesce((j.definition->>'compacts_files')::boolean, false) as compacts, t.backfill, t.traceparent,
        extract(epoch from tp_now() - t.started_at)::float8 as seconds
 from tasks t join jobs j using (job_id)
 where t.task_id = any($1::uuid[])

@@ -59,7 +59,11 @@ with starts as materialized (
 ), drafts as materialized (
   select uuid7() as task_id, p.* from page p cross join dropped d cross join since
   where not d.positions @> coverage_range(p.range_start, p.range_end) and (not $5::boolean or exists (select 1 from dataset_commits c where c.generation_id = $2
-           and c.range_start = p.range_start and c.scope_key = p.scope_key and c.superseded_by is null offset 0))
+           and c.range_start = p.range_start and c.scope_key = p.scope_key and c.superseded_by is null offset 0)
+         or exists (select 1 from compacted_scopes s join dataset_commits c using (commit_id)
+           where s.generation_id = $2 and s.range_start = p.range_start and s.scope_key = p.scope_key
+             and c.superseded_by is null
+             and not coalesce(c.hidden, '{}') @> coverage_range(s.range_start, s.range_end) offset 0))
     and ($6::boolean or p.event_id > coalesce(since.event_id, 0) and not exists (select 1 from task_inputs i left join tasks t using (task_id)  -- none: it was completed long ago
            where i.event_id = p.event_id and i.job_id = $1 and t.state is distinct from 'canceled'
              and not coalesce(t.stage = 1 and t.cancel_requested, false) offset 0))  -- its worker is about to give it up
@@ -335,7 +339,7 @@ cross join lateral (
 ) n cross join lateral (
   select count(*) as serving,
          count(*) filter (where n.positions @> int8range(c.range_start, least(c.range_end, 9223372036854775806) + 1)) as built
-  from dataset_commits c where c.generation_id = d.current_generation_id and c.superseded_by is null
+  from live_scopes(d.current_generation_id) c
 ) s
 where v.dag_version_id = $1 and j.building and j.runtime <> 'dispatcher' and j.activation = 'reactive'
   and same_periods(d.definition->'partitions', v.definition->'partitions')
@@ -347,7 +351,8 @@ order by d.dataset_id
 select d.dataset_id, c.scopes, c.rows, c.bytes, e.events
 from datasets d join orgs o using (org_id)
 cross join lateral (
-  select count(*) as scopes, least(coalesce(sum(row_count), 0), 9223372036854775807)::bigint as rows,
+  select (select count(*) from live_scopes(d.current_generation_id)) as scopes,
+         least(coalesce(sum(row_count), 0), 9223372036854775807)::bigint as rows,
          least(coalesce(sum(bytes), 0), 9223372036854775807)::bigint as bytes
   from dataset_commits where generation_id = d.current_generation_id and superseded_by is null
 ) c

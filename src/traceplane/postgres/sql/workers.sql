@@ -22,6 +22,11 @@ delete from workers where worker_id = $1 and serves is not distinct from $2::tex
 -- Workers that were seen lately.
 select worker_id, runtime, offers from workers where seen_at > tp_now() - $1::interval order by worker_id, serves
 
+-- name: serve
+-- Whether a worker of a runtime that was seen lately works for an organization.
+select exists (select 1 from workers where runtime = $1 and seen_at > tp_now() - $3::interval
+                 and (serves is null or $2::text = any(serves)))
+
 -- name: required_sets
 -- What jobs need of workers, each set once for a runtime and an organization.
 select distinct j.runtime, j.requires, j.queue_suffix, o.slug as org

@@ -12,6 +12,7 @@ import yaml
 from traceplane.file_sources.specs import listed_files
 from traceplane.model import column_types, extents, hot_table
 from traceplane.model import dag as model
+from traceplane.model.compaction import Compaction
 from traceplane.model.comparisons import DoesNotFit, fitted
 from traceplane.model.dag import Job
 from traceplane.model.near_names import near
@@ -23,6 +24,8 @@ from traceplane.registry.spec.jobs import Draft, refuse_repeats
 from traceplane.registry.spec.yaml_reader import Problems, YamlMap, entries
 from traceplane.sql import job_query, virtual
 from traceplane.webhooks.specs import deliveries
+
+_UNORDERED = ("array", "struct", "map", "list")
 
 
 def check(problems: Problems, top: YamlMap, drafts: list[Draft], producers: dict[str, int]) -> None:
@@ -58,11 +61,32 @@ def check(problems: Problems, top: YamlMap, drafts: list[Draft], producers: dict
                     problems.add("spec.needs_hot_table", dataset.at(name), message, "remove it")
         columns = [(column.get("name"), column.at("name")) for column in dataset.get("columns") or ()]
         refuse_repeats(problems, "column", columns)
+        _check_files(problems, dataset)
         if dataset.has("storage", "postgres"):
             _check_hot_table(problems, dataset)
     for draft in drafts:
         for used, item in draft.inputs:
             _check_columns_read(problems, item, declared.get(used.dataset_id))
+
+
+def _check_files(problems: Problems, dataset: YamlMap) -> None:
+    """How the files of a dataset are written and merged."""
+    hot = dataset.has("storage", "postgres")
+    for name in ("cluster_by", "compaction"):
+        if hot and name in dataset.nodes:
+            message = f"{name} is for datasets of files"
+            problems.add("spec.needs_files", dataset.at(name), message, "remove it, or storage: postgres")
+    nodes = dataset.at("cluster_by").value if dataset.get("cluster_by") else []
+    named = [n for n in nodes if isinstance(n, yaml.ScalarNode)]
+    refuse_repeats(problems, "column", [(n.value, n) for n in named])
+    columns = _columns_by_name(dataset)
+    for node in named if columns else ():
+        if node.value not in columns:
+            message = f"the dataset has no column {node.value[:100]!r}"
+            problems.add("spec.unknown_column", node, message, near(node.value, columns))
+        elif (columns[node.value].get("type") or "").strip().lower().startswith(_UNORDERED):
+            message = f"the column {node.value[:100]!r} has no order"
+            problems.add("spec.unsortable_column", node, message, "name columns of numbers, texts or times")
 
 
 def _is_virtual(dataset: YamlMap) -> bool:
@@ -78,7 +102,7 @@ def _check_virtual(problems: Problems, dataset: YamlMap, declared: dict[str, Yam
     if "sql" not in dataset.nodes:
         message = "a virtual dataset needs sql"
         problems.add("spec.virtual_needs_sql", dataset.at("storage"), message, "add sql: select ...")
-    for name in ("write_mode", "position", "retention", "checks"):
+    for name in ("write_mode", "position", "retention", "cluster_by", "compaction", "checks"):
         if name in dataset.nodes:
             message = f"a virtual dataset stores nothing, so it cannot have {name}"
             problems.add("spec.virtual_not_stored", dataset.at(name), message, "remove it")
@@ -333,5 +357,9 @@ def build(
         partitions=own,
         description=declared.get("description") or "",
         retention=declared.get("retention"),
+        cluster_by=tuple(declared.get("cluster_by") or ()),
+        compaction=Compaction(**{n: v for n, v in merging.values.items() if v is not None})
+        if (merging := declared.get("compaction"))
+        else Compaction(),
         sql=declared.get("sql"),
     )

@@ -22,6 +22,7 @@ from traceplane.sql import row_condition, virtual
 
 VERSION = 1
 MAX_NAME = 63
+_SMALLEST_FILE, _LARGEST_FILE, _FEWEST_FILES = 1 << 20, 4 << 30, 2
 
 _name = read.matching(
     rf"[a-z][a-z0-9_-]{{0,{MAX_NAME - 1}}}", f"a name: a-z, then a-z, 0-9, _ or -, up to {MAX_NAME} in all"
@@ -185,6 +186,19 @@ def _memory(problems: Problems, node: yaml.Node) -> int:
         raise BadValue("spec.bad_memory", node, str(error), resources.MEMORY_FORM) from None
 
 
+def _file_size(problems: Problems, node: yaml.Node) -> int:
+    size = _memory(problems, node)
+    if not _SMALLEST_FILE <= size <= _LARGEST_FILE:
+        raise BadValue("spec.bad_compaction", node, "a file is merged up to 1 MB to 4 GB", "for example 128m")
+    return size
+
+
+def _files_of_a_merge(problems: Problems, node: yaml.Node) -> int:
+    if (value := read.count(problems, node)) < _FEWEST_FILES:
+        raise BadValue("spec.bad_compaction", node, "fewer than 2 files cannot be merged", "write 2 or more")
+    return value
+
+
 def _worker_label(problems: Problems, node: yaml.Node) -> str:
     value: str = read.text(problems, node)
     if not resources.is_label(value):
@@ -267,6 +281,7 @@ _CHECK: Fields = {
     "freshness": read.duration,
     "severity": read.choice(Severity),
 }
+_COMPACTION: Fields = {"enabled": read.boolean, "target": _file_size, "min_files": _files_of_a_merge}
 _ROLES: Fields = {"read_roles": read.list_of(_name), "write_roles": read.list_of(_name)}
 _DATASET: Fields = {
     "storage": read.choice(model.Storage),
@@ -279,6 +294,8 @@ _DATASET: Fields = {
     "retention": read.duration_of_years,
     "columns": read.list_of(read.record(_COLUMN, "name", "type")),
     "sql": _admitted(virtual.checked),
+    "cluster_by": read.list_of(_label),
+    "compaction": read.record(_COMPACTION),
     "checks": read.list_of(read.record(_CHECK)),
     **_ROLES,
 }

@@ -1,0 +1,101 @@
+"""Which engine runs a query: DuckDB at once, or Spark as a task.
+
+A query that is handed over reads everything as of one settled moment, whenever its task starts: what DuckDB would have
+read at that moment.
+"""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+from msgspec import structs
+
+from traceplane.auth.roles import Role
+from traceplane.errors import Conflict, Forbidden, InvalidInput
+from traceplane.gateway import query_tasks
+from traceplane.model.counted import counted
+from traceplane.postgres import pinned, workers
+from traceplane.postgres.database import Database
+from traceplane.query.datasets import AsOf, QueryCaller, may_read_pinned, pin_text
+from traceplane.query.preparation import PlannedFiles
+from traceplane.query.service import Queries
+from traceplane.wire.queries import QueryPlan, QueryRequest, QueryTask, QueryTaskRequest
+
+_SPARK = "spark"
+_MAY_STORE = frozenset({Role.WRITER, Role.ADMIN})
+
+
+class QueryEngines:
+    def __init__(self, database: Database, queries: Queries, *, spark_above: int, window: int) -> None:
+        """`database`: as the platform sees it. `spark_above`: bytes of files."""
+        self._database, self._queries = database, queries
+        self._spark_above, self._window = spark_above, window
+
+    def most_bytes(self, asked: QueryRequest) -> int | None:
+        """Up to how many bytes of files DuckDB runs the query; None: whatever it reads."""
+        if asked.engine == "spark" and asked.as_of_time is not None:
+            raise InvalidInput(
+                "query.not_for_a_job",
+                "Spark reads datasets as they are now or as of a version, not as of a time",
+                value=asked.as_of_time.isoformat(),
+                next_step="leave out the time, or choose the engine duckdb",
+            )
+        if asked.engine == "duckdb" or asked.as_of_time is not None:
+            return None
+        return self._spark_above if asked.engine == "auto" else -1
+
+    async def plan(self, database: Database, caller: QueryCaller, asked: QueryRequest) -> QueryPlan:
+        as_of = AsOf(asked.as_of_version, asked.as_of_time)
+        planned = await self._queries.plan(database, caller, asked.sql, as_of)
+        most = self.most_bytes(asked)
+        return QueryPlan(
+            "spark" if most is not None and planned.bytes > most else "duckdb",
+            self._reason(asked, planned),
+            planned.files,
+            planned.of_files,
+            planned.bytes,
+            self._spark_above,
+            {
+                pin_text(pin): str(d.generation_id)
+                for pin, d in planned.datasets.items()
+                if may_read_pinned(caller, d)
+            },
+        )
+
+    async def hand_over(
+        self, database: Database, caller: QueryCaller, asked: QueryRequest, planned: PlannedFiles
+    ) -> QueryTask:
+        reason = self._reason(asked, planned)
+        if Role(caller.role) not in _MAY_STORE:
+            raise Forbidden(
+                "query.may_not_hand_over",
+                f"{reason}, and its result would be stored, which takes the role writer",
+                value=caller.role,
+                next_step="read less, or choose the engine duckdb",
+            )
+        async with self._database.autocommit() as tx:
+            served = await workers.serve(tx, _SPARK, caller.org)
+        if not served:
+            raise Conflict(
+                "query.no_spark",
+                f"{reason}, and no Spark worker serves the organization",
+                value=planned.bytes,
+                next_step="start one (`traceplane worker --runtime spark`), read less, or choose the engine duckdb",
+            )
+        moment = await pinned.settled_moment(self._database)
+        request = QueryTaskRequest(asked.sql, f"query-results.{uuid4().hex[:16]}", asked.as_of_version)
+        made = await query_tasks.start(database, caller, request, window=self._window, pinned_at=moment)
+        return structs.replace(made, reason=reason)
+
+    def _reason(self, asked: QueryRequest, planned: PlannedFiles) -> str:
+        files = f"{counted(planned.files, 'file')} with about {_megabytes(planned.bytes)} to read"
+        if asked.engine != "auto":
+            return f"{files}; the engine {asked.engine} was asked for"
+        if asked.as_of_time is not None:
+            return f"{files}; what is read as of a time is not left to Spark"
+        what = "more than" if planned.bytes > self._spark_above else "up to"
+        return f"{files}, {what} {_megabytes(self._spark_above)}"
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / (1 << 20):,.1f} MB"

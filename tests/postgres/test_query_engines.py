@@ -1,0 +1,122 @@
+"""Which engine runs a query, and what one reads that is handed to Spark."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.control_plane import ControlPlane
+from tests.postgres.copy_jobs import held_for, with_schema
+from tests.postgres.test_file_compaction import POSITIONED, with_worker
+from traceplane.auth.roles import Role
+from traceplane.errors import Conflict, Forbidden, InvalidInput
+from traceplane.http_service.routes import Call
+from traceplane.wire.queries import QueryPlan, QueryRequest, QueryTask
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
+    async with ControlPlane.open(database_url, query_spark_above_mb=1) as opened:
+        await opened.deploy(POSITIONED)
+        await written(opened, *range(3))
+        yield opened
+
+
+async def written(plane: ControlPlane, *positions: int, **fields: Any) -> None:
+    """Commits of half a megabyte each."""
+    reports = []
+    for held in await held_for(plane, *positions, **fields):
+        _, report = with_schema(held, n="int64")
+        outputs = [msgspec.structs.replace(o, bytes=MIB // 2) for o in report.outputs]
+        reports.append((held, msgspec.structs.replace(report, outputs=outputs)))
+    await plane.report(*reports)
+
+
+def call(plane: ControlPlane, role: Role = Role.ADMIN, **fields: Any) -> Call[Any]:
+    caller = replace(plane.admin, role=role, roles=frozenset({str(role)}))
+    request = QueryRequest(**{"sql": "select * from mid", "engine": "auto", **fields})
+
+    async def stays() -> Any:
+        await asyncio.Event().wait()
+
+    return Call(request, {}, None, caller, {}, receive=stays)
+
+
+async def planned(plane: ControlPlane, **fields: Any) -> QueryPlan:
+    return await plane.api.query_plan(call(plane, **fields))
+
+
+async def handed_over(plane: ControlPlane, **fields: Any) -> QueryTask:
+    answer = await plane.api.query(call(plane, **fields))
+    assert (b"traceplane-engine", b"spark") in answer.headers
+    pieces: list[bytes] = []
+
+    async def push(piece: bytes) -> None:
+        pieces.append(piece)
+
+    await answer.write(push)
+    return msgspec.json.decode(b"".join(pieces), type=QueryTask)
+
+
+async def test_the_plan_says_which_engine_and_why(plane: ControlPlane) -> None:
+    plan = await planned(plane)
+    assert (plan.engine, plan.files, plan.of_files, plan.bytes) == ("spark", 3, 3, 3 * MIB // 2)
+    assert plan.reason == "3 files with about 1.5 MB to read, more than 1.0 MB"
+    assert list(plan.generations) == ["mid"]
+    some = await planned(plane, sql="select * from mid where n = 1")
+    assert (some.engine, some.files, some.bytes) == ("duckdb", 1, MIB // 2), "of the pruned file list"
+    assert (await planned(plane, engine="duckdb")).engine == "duckdb"
+    assert (await planned(plane, sql="select * from mid where n = 1", engine="spark")).engine == "spark"
+
+
+async def test_spark_reads_what_was_there_when_the_query_was_handed_over(plane: ControlPlane) -> None:
+    await with_worker(plane)
+    before = {row["path"] for row in await files(plane)}
+    made = await handed_over(plane)
+    assert made.reason == "3 files with about 1.5 MB to read, more than 1.0 MB"
+    assert made.as_of is not None
+    await written(plane, 1, 7, emission="later")
+    await plane.meter()
+    (held,) = [
+        held
+        for held in await plane.claim(await plane.send(), runtime="spark")
+        if held.task_id == made.task_id
+    ]
+    assert {file.path for file in held.task.input_files[0]} == before
+    assert before != {row["path"] for row in await files(plane)}
+
+
+async def files(plane: ControlPlane) -> list[Any]:
+    return await plane.sql(
+        "select c.files->0->>'path' as path from dataset_commits c"
+        " join datasets d on d.current_generation_id = c.generation_id"
+        " where d.dataset_id = 'mid' and c.superseded_by is null"
+    )
+
+
+async def test_without_a_spark_worker_the_caller_learns_what_to_do(plane: ControlPlane) -> None:
+    with pytest.raises(Conflict) as refused:
+        await handed_over(plane)
+    assert refused.value.code == "query.no_spark"
+    assert "engine duckdb" in str(refused.value.next_step)
+
+
+async def test_who_may_store_nothing_hands_nothing_over(plane: ControlPlane) -> None:
+    await with_worker(plane)
+    with pytest.raises(Forbidden) as refused:
+        await handed_over(plane, role=Role.READER)
+    assert refused.value.code == "query.may_not_hand_over"
+
+
+async def test_what_is_read_as_of_a_time_is_not_left_to_spark(plane: ControlPlane) -> None:
+    now = await plane.value("select tp_now()")
+    assert (await planned(plane, as_of_time=now)).engine == "duckdb"
+    with pytest.raises(InvalidInput):
+        await planned(plane, as_of_time=now, engine="spark")
