@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.chain.conftest import QUICK, hash_of, patient
 from traceplane.chain.errors import RpcInconsistent
@@ -32,7 +32,7 @@ WAYS = ("python", "spark")
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[SparkSession]:
+def session() -> Iterator[Any]:
     with local_spark() as spark:
         yield spark
 
@@ -68,7 +68,7 @@ def ingest_task(node: Simulator, folder: Path, first: int, last: int, **changes:
     )
 
 
-async def ingest(way: str, session: SparkSession, task: OperatorTask) -> dict[str, pa.Table]:
+async def ingest(way: str, session: Any, task: OperatorTask) -> dict[str, pa.Table]:
     if way == "python":
         await asyncio.to_thread(range_ingest.run, task)
     else:
@@ -83,7 +83,7 @@ async def ingest(way: str, session: SparkSession, task: OperatorTask) -> dict[st
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_range_has_the_rows_of_the_chain_in_its_order(
-    way: str, session: SparkSession, node: Simulator, tmp_path: Path
+    way: str, session: Any, node: Simulator, tmp_path: Path
 ) -> None:
     task = ingest_task(node, tmp_path, 3, 40)
     result = await ingest(way, session, task)
@@ -107,7 +107,7 @@ async def test_a_range_of_one_chunk_needs_no_spark(node: Simulator, tmp_path: Pa
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_quirks_are_recorded_and_declared_types_are_kept(
-    way: str, session: SparkSession, node: Simulator, tmp_path: Path
+    way: str, session: Any, node: Simulator, tmp_path: Path
 ) -> None:
     node.faults.arm(Fault("log_index_restarts", requests=None))
     declared = {"blocks": (SchemaColumn("timestamp", "int32", True),)}
@@ -137,7 +137,7 @@ async def test_an_error_has_the_same_code_and_names_no_credentials(
     config: dict[str, Any],
     columns: dict[str, Any],
     code: str,
-    session: SparkSession,
+    session: Any,
     node: Simulator,
     tmp_path: Path,
 ) -> None:
@@ -154,7 +154,7 @@ async def test_an_error_has_the_same_code_and_names_no_credentials(
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_an_invalidated_range_ends_where_the_chain_does(
-    way: str, session: SparkSession, node: Simulator, tmp_path: Path
+    way: str, session: Any, node: Simulator, tmp_path: Path
 ) -> None:
     task = ingest_task(node, tmp_path, 30, 50, kind="invalidation")
     result = await ingest(way, session, task)
@@ -181,11 +181,11 @@ async def test_parts_that_read_two_forks_do_not_make_a_range(node: Simulator, tm
 
 def test_parts_share_the_calls_per_second_and_the_connections() -> None:
     settings = patient("http://node", calls_per_second=40.0, concurrency=7)
-    few = {"chunk_blocks": 10, "cross_check": False, "most_parts": 3}
-    parts = Range.of(settings, 0, 99, ALL_TABLES, **few)
+    of = partial(Range.of, settings, tables=ALL_TABLES, chunk_blocks=10, cross_check=False, most_parts=3)
+    parts = of(first=0, last=99)
     assert (parts.parts, parts.settings.calls_per_second, parts.settings.concurrency) == (3, 40 / 3, 2)
     assert sorted(span for part in range(3) for span in parts.chunks_of(part)) == spans(0, 99, 10)
-    one = Range.of(settings, 0, 9, ALL_TABLES, **few)
+    one = of(first=0, last=9)
     assert (one.parts, one.settings) == (1, settings)
 
 
@@ -211,7 +211,7 @@ def check_task(
     )
 
 
-async def discrepancies(way: str, session: SparkSession, task: OperatorTask) -> list[tuple[Any, ...]]:
+async def discrepancies(way: str, session: Any, task: OperatorTask) -> list[tuple[Any, ...]]:
     if way == "python":
         await asyncio.to_thread(integrity_check.run, task)
     else:
@@ -222,9 +222,7 @@ async def discrepancies(way: str, session: SparkSession, task: OperatorTask) -> 
     return [tuple(row.values()) for row in rows.to_pylist()]
 
 
-async def test_a_check_finds_the_same_in_parts(
-    session: SparkSession, node: Simulator, tmp_path: Path
-) -> None:
+async def test_a_check_finds_the_same_in_parts(session: Any, node: Simulator, tmp_path: Path) -> None:
     async with RpcClient(patient(node.url)) as client:
         tables = await fetch_range(client, 20, 40, ("logs", "blocks"))
     blocks, logs = tables["blocks"], tables["logs"]

@@ -39,7 +39,8 @@ RESULT = pa.schema(
 )
 RESULT_COLUMNS = "first bigint, last bigint, parent_hash string, last_hash string, made string"
 """The same for Spark."""
-_ERROR = re.compile(r"TRACEPLANE_PART_FAILED (\{.*\})")
+_MARK = "TRACEPLANE_PART_FAILED "
+_ERROR = re.compile(_MARK + r"(\{.*\})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def run(work: Work, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
                 yield pa.RecordBatch.from_pylist([asdict(done)], RESULT)
     except OperatorError as error:
         told = msgspec.json.encode({"code": error.code, "message": str(error)}).decode()
-        raise RuntimeError(f"TRACEPLANE_PART_FAILED {told}") from None
+        raise RuntimeError(_MARK + told) from None  # Spark repeats this line, too
 
 
 def as_error(text: str) -> OperatorError | None:
