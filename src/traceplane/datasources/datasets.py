@@ -123,7 +123,7 @@ class TraceplaneReader(DataSourceReader):
         if self._chosen.parts == 1 or self._moment.time is None:
             return [[]]
         client = self._chosen.client()
-        position = client.dataset(self._chosen.path).position
+        position = client.datasets.get(self._chosen.path).position
         if position is None:
             return [[]]
         column = quoted(position)
