@@ -114,6 +114,7 @@ class OperatorTask:
         stream: Stream | None = None,
         on_progress: Callable[[int, int, int], None] | None = None,
         inline_bytes: int = 0,
+        mark: str = "",
     ) -> None:
         self.task_id = task_id
         self.attempt = attempt
@@ -151,6 +152,8 @@ class OperatorTask:
         self._stream = stream
         self._inline_bytes = inline_bytes
         """How many bytes of files may still be sent with the result."""
+        self._mark = mark
+        """Part of the names of files, if several processes write for one task."""
 
     def read(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of an input for this task's scope. If there are none, an empty table with the columns that the
@@ -231,7 +234,7 @@ class OperatorTask:
             writer.write_table(table)
         content = sink.getvalue()
         written = self.written.get(name) or Written()
-        file = f"part-{len(written.files):05d}.parquet"
+        file = f"part-{self._mark}{len(written.files):05d}.parquet"
         if content.size > inline_bytes:
             path = self._output(name).folder / file
             path.write_bytes(content)
@@ -271,7 +274,7 @@ class OperatorTask:
 
         output = self._output(name)
         files = self.written[name].files if name in self.written else ()
-        path = output.folder / f"part-{len(files):05d}.parquet"
+        path = output.folder / f"part-{self._mark}{len(files):05d}.parquet"
         declared = arrow_types.as_declared(schema, output.columns)
         rows = 0
 

@@ -56,9 +56,12 @@ class SparkPlatform:
         )
 
     def server_pid(self) -> int:
-        """Of the JVM that `spark-1` started last, below the launcher that it logs."""
+        """Of the JVM that `spark-1` started last for users' code, below the launcher that it logs. Servers of operators
+        that have the network are in no namespace of their own, unless nothing here is."""
         lines = self.platform.logs("spark-1").splitlines()
-        launcher = int([json.loads(line) for line in lines if "spark.ready" in line][-1]["pid"])
+        started = [json.loads(line) for line in lines if "spark.ready" in line]
+        apart = [one for one in started if "network_namespace" in one["isolation"]]
+        launcher = int((apart or started)[-1]["pid"])
         (jvm,) = (pid for pid in descendants(launcher) if b"SparkConnectServer" in _command_line(pid))
         return jvm
 
@@ -94,6 +97,7 @@ async def spark(
         "TRACEPLANE_SPARK_MASTER": "local[2]",
         "TRACEPLANE_SPARK_MEMORY_MB": "640",
         "TRACEPLANE_WORKER_CONCURRENCY": "4",
+        "TRACEPLANE_OPERATOR_NETWORK_ALLOW": "127.0.0.1",  # where simulated chains are
         **tiny_index(tmp_path_factory.mktemp("packages")),
     }
     async with Platform.start(url, folder, environment=settings) as platform:

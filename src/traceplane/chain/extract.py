@@ -9,7 +9,7 @@ a range never mixes two forks: if the chain moves while a long range streams, th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -115,23 +115,48 @@ async def stream_range(
     _check_request(first, last, tables, chunk_blocks)
     if (head := await client.head()) < last:
         raise BeyondHead(f"block {last} does not exist yet", value=head, next_step="retry later")
+    stream = stream_spans(client, spans(first, last, chunk_blocks), tables, cross_check=cross_check)
+    async with aclosing(stream) as chunks:
+        async for chunk in chunks:
+            yield chunk
+
+
+Span = tuple[int, int]
+
+
+def spans(first: int, last: int, chunk_blocks: int) -> list[Span]:
+    """A range in pieces of at most that many blocks, both ends included."""
+    return [
+        (start, min(last, start + chunk_blocks - 1)) for start in range(first, last + 1, max(1, chunk_blocks))
+    ]
+
+
+async def stream_spans(
+    client: RpcClient,
+    every: Sequence[Span],
+    tables: Collection[str],
+    *,
+    cross_check: bool = False,
+    parent_hash: str | None = None,
+) -> AsyncGenerator[Chunk, None]:
+    """Yields a chunk for each span, in order. One that begins where the last one ended must follow it, and the first
+    one must follow `parent_hash`."""
+    if not every:
+        return
     reader = _Reader(client, frozenset(tables))
-    starts = range(first, last + 1, chunk_blocks)
-    parent: str | None = None
-    ahead = asyncio.ensure_future(reader.read(first, min(last, first + chunk_blocks - 1)))
+    ended_at = every[0][0] - 1
+    ahead = asyncio.ensure_future(reader.read(*every[0]))
     try:
-        for start in starts:
+        for number, (start, end) in enumerate(every, 1):
             raw = await ahead
-            if start + chunk_blocks <= last:
-                following = start + chunk_blocks
-                ahead = asyncio.ensure_future(reader.read(following, min(last, following + chunk_blocks - 1)))
+            if number < len(every):
+                ahead = asyncio.ensure_future(reader.read(*every[number]))
                 await asyncio.sleep(0)  # sends its requests before the conversion blocks the loop
-            _require(doubt_links(raw.blocks[:1], parent))
-            parent = raw.blocks[-1].hash
-            end = start + len(raw.blocks) - 1
+            _require(doubt_links(raw.blocks[:1], parent_hash if ended_at + 1 == start else None))
+            ended_at, parent_hash = end, raw.blocks[-1].hash
             if cross_check:
-                await client.confirm({end: parent})
-            yield Chunk(start, end, raw.blocks[0].parent_hash, parent, convert(raw, tables))
+                await client.confirm({end: parent_hash})
+            yield Chunk(start, end, raw.blocks[0].parent_hash, parent_hash, convert(raw, tables))
     finally:
         ahead.cancel()
         await asyncio.gather(ahead, return_exceptions=True)
@@ -165,15 +190,37 @@ def stream_range_sync(
 ) -> Iterator[Chunk]:
     """Like `stream_range`. The next chunk's requests are in flight while the caller works on this one, but its
     answers are only read when the caller returns."""
+    make = partial(
+        stream_range,
+        first=first,
+        last=last,
+        tables=tables,
+        chunk_blocks=chunk_blocks,
+        cross_check=cross_check,
+    )
+    return _in_sync(settings, make)
 
+
+def stream_spans_sync(
+    settings: RpcSettings,
+    every: Sequence[Span],
+    tables: Collection[str],
+    *,
+    cross_check: bool = False,
+    parent_hash: str | None = None,
+) -> Generator[Chunk, None, None]:
+    """`stream_spans` in the same way."""
+    make = partial(stream_spans, every=every, tables=tables, cross_check=cross_check, parent_hash=parent_hash)
+    return _in_sync(settings, make)
+
+
+def _in_sync(
+    settings: RpcSettings, make: Callable[[RpcClient], AsyncGenerator[Chunk, None]]
+) -> Generator[Chunk, None, None]:
     async def chunks() -> AsyncGenerator[Chunk, None]:
-        async with RpcClient(settings) as client:
-            stream = stream_range(
-                client, first, last, tables, chunk_blocks=chunk_blocks, cross_check=cross_check
-            )
-            async with aclosing(stream) as opened:
-                async for chunk in opened:
-                    yield chunk
+        async with RpcClient(settings) as client, aclosing(make(client)) as opened:
+            async for chunk in opened:
+                yield chunk
 
     with asyncio.Runner() as runner:
         stream = chunks()

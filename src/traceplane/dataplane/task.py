@@ -10,7 +10,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.connect.session import SparkSession
 
-from traceplane.dataplane import checks, datasets, signals
+from traceplane.dataplane import chain_parts, checks, datasets, signals
+from traceplane.dataplane.chain_parts import OpenSession
 from traceplane.dataplane.failures import explained
 from traceplane.dataplane.session import expect_few_rows, session, was_lost
 from traceplane.dataplane.shipped_code import ship
@@ -25,6 +26,9 @@ Frames = dict[str, DataFrame]
 
 
 def run(task: OperatorTask) -> None:
+    if (in_parts := IN_PARTS.get(task.operator)) is not None:
+        _run_in_parts(task, in_parts)
+        return
     operator = OPERATORS.get(task.operator, pyspark)
     function: Callable[..., Any] | None = None
     assert task.spark is not None, "the worker hands its Spark to every task of this runtime"
@@ -56,15 +60,38 @@ def run(task: OperatorTask) -> None:
                 task.write(name, rows)
         checks.find_broken(spark, task)
     except PySparkException as error:
-        if was_lost(error):
-            raise OperatorError(
-                "operator.spark_lost",
-                "the Spark server stopped or was restarted while it ran this task",
-            ) from None
-        files = {file for source in task.inputs.values() for file in source.files}
-        raise explained(
-            error, function, _fields_with_queries(task) if operator is sql else {}, files
+        raise _as_users_read_it(
+            error, task, function, _fields_with_queries(task) if operator is sql else {}
         ) from None
+
+
+def _run_in_parts(task: OperatorTask, operator: Callable[[OperatorTask, OpenSession], None]) -> None:
+    """An operator of the platform that splits its scope, and needs a session only if that is worth it."""
+    access = task.spark
+    assert access is not None
+
+    def open_session() -> SparkSession:
+        return session(access.remote, on_progress=task.report_progress)
+
+    try:
+        operator(task, open_session)
+        if any(output.checks for output in task.outputs.values()):
+            checks.find_broken(open_session(), task)
+    except PySparkException as error:
+        raise _as_users_read_it(error, task, None, {}) from None
+
+
+def _as_users_read_it(
+    error: PySparkException,
+    task: OperatorTask,
+    function: Callable[..., Any] | None,
+    queries: Mapping[str, str],
+) -> Exception:
+    if was_lost(error):
+        message = "the Spark server stopped or was restarted while it ran this task"
+        return OperatorError("operator.spark_lost", message)
+    files = {file for source in task.inputs.values() for file in source.files}
+    return explained(error, function, queries, files)
 
 
 def _with_views(spark: SparkSession, task: OperatorTask, stored: Frames) -> Frames:
@@ -178,6 +205,10 @@ def _scope_arguments(scope: Scope | None) -> dict[str, int | str]:
     return {"start": scope.start, "end": scope.end, "partition": scope.name}
 
 
+IN_PARTS: dict[str, Callable[[OperatorTask, OpenSession], None]] = {
+    "integrity_check": chain_parts.check,
+    "range_ingest": chain_parts.ingest,
+}
 OPERATORS: dict[str, Callable[[SparkSession, OperatorTask, Frames], Any]] = {
     "alert_evaluate": sql,
     "compact": compact,

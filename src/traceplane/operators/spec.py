@@ -132,6 +132,9 @@ class OperatorSpec:
     """The config field that says how many positions each of its output's ranges has."""
     runs_once: bool = False
     """Whether a job has one task, created with the job: no event wakes it, and no cutover moves its inputs."""
+    splits_on_spark: bool = False
+    """Whether Spark runs it in parts, if its scope has several positions. A single one, and every scope on a runtime
+    without Spark, runs its entrypoint. It runs none of the user's code."""
     publishes_signals: bool = False
     """Whether its tasks wait on other systems, in a loop of the dispatcher that publishes signals."""
 

@@ -46,7 +46,7 @@ def _job_refusal(org: str, dag: Dag, runtimes: Mapping[str, Runtime]) -> UserErr
         runtime = runtimes[job.runtime]
         refusal = (
             next((_refusal(job, fault) for fault in job_checks.operator_faults(job, dag, runtimes)), None)
-            or (_network_refusal(job, runtime) if job.execution.network else None)
+            or _network_refusal(job, runtime)
             or _org_refusal(org, job, runtime)
             or _function_refusal(job, runtime)
             or _requires_refusal(job, runtime)
@@ -118,11 +118,13 @@ def _requires_refusal(job: Job, runtime: Runtime) -> UserError | None:
 
 
 def _network_refusal(job: Job, runtime: Runtime) -> UserError | None:
-    if runtime.network is Network.ALWAYS:
+    operator = catalog.find(job.operator)
+    of_operator = operator is not None and operator.network and runtime.driver is Driver.QUEUE
+    if runtime.network is Network.ALWAYS or not (job.execution.network or of_operator):
         return None
     if runtime.network is Network.NEVER:
         next_step = 'use another runtime, or set its network to "job"'
-    elif SPARK in runtime.capabilities:
+    elif SPARK in runtime.capabilities and job.execution.network:
         next_step = "fetch in a job of the runtime python and read its dataset here"
     else:
         return None

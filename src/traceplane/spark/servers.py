@@ -7,6 +7,9 @@ organizations, neither at the same time nor one after the other; with `by_job` o
 A server takes seconds to start and a heap of memory. It starts with the first task that needs it, stays for a while,
 and makes room for others when it is idle. A worker whose servers are shared starts one in advance, which goes to the
 organization whose task comes first, and keeps the last one however long it is idle.
+
+Operators of the platform that read from outside (`OperatorSpec.splits_on_spark`) have servers of their own where those
+of user code have no network: nothing else runs on them, and none is started in advance.
 """
 
 from __future__ import annotations
@@ -54,13 +57,21 @@ class SparkServers:
     """The servers of one worker; created by `start`."""
 
     def __init__(
-        self, settings: SparkSettings, java: Java, network: PrivateNetwork, *, by_job: bool, most: int
+        self,
+        settings: SparkSettings,
+        java: Java,
+        network: PrivateNetwork,
+        *,
+        by_job: bool,
+        most: int,
+        in_advance: bool,
     ) -> None:
         self._settings = replace(settings, private_network=network.descriptors)
         self._java = java
         self.network = network
         self._by_job = by_job
         self._most = most
+        self._keeps_one = in_advance
         self._entries: dict[_User | None, _Entry] = {}
         """The one of None has not run any task."""
         self._changed = asyncio.Condition()
@@ -68,13 +79,21 @@ class SparkServers:
 
     @classmethod
     async def start(
-        cls, settings: SparkSettings, *, private: bool, by_job: bool = False, most: int = 2
+        cls,
+        settings: SparkSettings,
+        *,
+        private: bool,
+        by_job: bool = False,
+        most: int = 2,
+        in_advance: bool | None = None,
     ) -> SparkServers:
-        """Returns when a shared server is running; raises its `too_weak` and similar errors."""
+        """Returns when a shared server is running, if there is to be one `in_advance`: by default, unless each job has
+        its own. Raises its `too_weak` and similar errors."""
+        in_advance = not by_job if in_advance is None else in_advance
         java = await asyncio.to_thread(find_java)
         network = await PrivateNetwork.make() if private else PrivateNetwork((), "Spark has the network")
-        servers = cls(settings, java, network, by_job=by_job, most=most)
-        if not by_job:
+        servers = cls(settings, java, network, by_job=by_job, most=most, in_advance=in_advance)
+        if in_advance:
             try:
                 async with servers._kept(None):
                     pass
@@ -137,14 +156,14 @@ class SparkServers:
     async def keep_running(self, stop: asyncio.Event) -> None:
         """Ends servers that have had no task for a while. Those that die are restarted; raises if the only one
         cannot be."""
-        await asyncio.gather(self._tend_servers(stop), spark_classes.make_beside(self._java, stop))
+        await asyncio.gather(self.tend(stop), spark_classes.make_beside(self._java, stop))
 
-    async def _tend_servers(self, stop: asyncio.Event) -> None:
+    async def tend(self, stop: asyncio.Event) -> None:
         while not await happens(stop, within=_TEND_SECONDS):
             if self._given_up is not None:
                 raise self._given_up
             for entry in list(self._entries.values()):
-                if not self._by_job and len(self._entries) == 1:
+                if self._keeps_one and len(self._entries) == 1:
                     break
                 if not entry.users and time.monotonic() - entry.idle_since > _IDLE_SECONDS:
                     self._forget(entry)
@@ -156,7 +175,7 @@ class SparkServers:
         if running.cancelled() or (error := running.exception()) is None:
             return
         telemetry.emit("spark.given_up", "error", error=str(error))
-        if not self._by_job and len(self._entries) == 1:
+        if self._keeps_one and len(self._entries) == 1:
             self._given_up = error
         self._forget(entry)
 

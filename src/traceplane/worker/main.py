@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -40,7 +40,7 @@ from traceplane.worker.wrapper import Wrapper
 
 # pyarrow imports pandas when it makes its first array: a second, for each task, if nobody did it before.
 _PRELOAD = ("pyarrow.parquet", "pandas", "pyarrow.pandas_compat", "aiohttp")
-_PRELOAD_SPARK = ("pyarrow.parquet", "pandas", "pyarrow.pandas_compat", "traceplane.dataplane.task")
+_PRELOAD_SPARK = (*_PRELOAD, "traceplane.dataplane.task")
 
 
 async def run(
@@ -61,10 +61,13 @@ class _Worker:
     wrapper: Wrapper
     intake: Intake
     spark: SparkServers | OneRemoteSpark | None
+    online_spark: SparkServers | None
     drain_seconds: float
 
     async def work(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         loops = {"spark": self.spark.keep_running(stop)} if self.spark is not None else {}
+        if self.online_spark is not None:
+            loops["online_spark"] = self.online_spark.tend(stop)
         await task_group(
             stop,
             grace=self.drain_seconds + 30.0,
@@ -85,7 +88,11 @@ async def _start(settings: Settings, name: str, opened: contextlib.AsyncExitStac
     opened.push_async_callback(environments.close)
     intake = _intake(settings, runtime, name, client)
     store = await _store(settings, opened)
-    spark = await _spark(settings, runtime, store, opened) if SPARK in runtime.capabilities else None
+    spark = online_spark = None
+    if SPARK in runtime.capabilities:
+        spark = await _spark(settings, runtime, store, opened)
+        if spark.network.descriptors and runtime.network is not Network.NEVER:
+            online_spark = await _online_spark(settings, store, opened)
     sandboxes = await _sandboxes(settings, runtime, spark, opened)
     decoders = Decoders()
     opened.push_async_callback(asyncio.to_thread, decoders.close)
@@ -99,13 +106,14 @@ async def _start(settings: Settings, name: str, opened: contextlib.AsyncExitStac
         code=code,
         environments=environments,
         spark=spark,
+        online_spark=online_spark,
     )
     attempts = Attempts(
         client=client, operators=operators, store=store, decoders=decoders, watched_files=watched_files
     )
     wrapper = _wrapper(settings, runtime, client, intake, attempts, store)
     telemetry.emit("worker.ready", runtime=name, isolation=list(sandboxes.layers))
-    return _Worker(wrapper, intake, spark, settings.worker_drain_seconds)
+    return _Worker(wrapper, intake, spark, online_spark, settings.worker_drain_seconds)
 
 
 def _queued_runtime(settings: Settings, name: str) -> Runtime:
@@ -228,17 +236,10 @@ async def _spark(
     if settings.spark_remote is not None:
         return OneRemoteSpark(settings.spark_remote)
     servers = await SparkServers.start(
-        SparkSettings(
-            folder=closed_folder(settings.home.resolve() / "spark"),
-            object_store=store.outputs,
-            inputs=store.inputs,
+        replace(
+            _spark_settings(settings, store),
             code_paths=checked_code_paths(settings),
             environments=_environments(settings),
-            master=settings.spark_master,
-            memory_mb=settings.spark_memory_mb,
-            disk_bytes=settings.spark_disk_mb << 20,
-            quick=settings.spark_compiler == "quick",
-            allow_weak=settings.allow_weak_sandbox,
         ),
         # A cluster's driver has to be reached by its executors.
         private=runtime.network is not Network.ALWAYS and settings.spark_master.startswith("local"),
@@ -247,6 +248,28 @@ async def _spark(
     )
     opened.push_async_callback(servers.close)
     return servers
+
+
+async def _online_spark(
+    settings: Settings, store: StoreOnDisk, opened: contextlib.AsyncExitStack
+) -> SparkServers:
+    """For operators of the platform that need the network, with none of the users' code."""
+    servers = await SparkServers.start(_spark_settings(settings, store), private=False, in_advance=False)
+    opened.push_async_callback(servers.close)
+    return servers
+
+
+def _spark_settings(settings: Settings, store: StoreOnDisk) -> SparkSettings:
+    return SparkSettings(
+        folder=closed_folder(settings.home.resolve() / "spark"),
+        object_store=store.outputs,
+        inputs=store.inputs,
+        master=settings.spark_master,
+        memory_mb=settings.spark_memory_mb,
+        disk_bytes=settings.spark_disk_mb << 20,
+        quick=settings.spark_compiler == "quick",
+        allow_weak=settings.allow_weak_sandbox,
+    )
 
 
 def _endpoints(url: str) -> list[str]:

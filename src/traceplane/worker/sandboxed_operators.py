@@ -40,6 +40,7 @@ class SandboxedOperators:
         code: CodeCache,
         environments: EnvironmentCache,
         spark: SparkServers | OneRemoteSpark | None,
+        online_spark: SparkServers | None,
     ) -> None:
         self._client = client
         self._sandboxes = sandboxes
@@ -48,18 +49,23 @@ class SandboxedOperators:
         self._code = code
         self._environments = environments
         self._spark = spark
+        self._online_spark = online_spark
+        """For operators that split their scope, if the others' servers have no network."""
 
     async def run(
         self, held: HeldTask, *, on_log: Callable[[str], None], traceparent: str | None
     ) -> RunResult:
         job = held.job
         async with AsyncExitStack() as during:
-            spark = None
-            if self._spark is not None:
-                spark = await during.enter_async_context(self._spark.for_job(job.org, str(job.job_id)))
-                held.spark = spark
             operator = _usable_operator(held)
-            code = await self._code.code_of(job.code_bundle)
+            spark = None
+            if (servers := self._servers_for(held, operator)) is not None:
+                spark = await during.enter_async_context(servers.for_job(job.org, str(job.job_id)))
+                held.spark = spark
+            if operator.splits_on_spark and spark is not None:
+                code = JobCode(())  # nothing of the users' may be imported where its server can be reached
+            else:
+                code = await self._code.code_of(job.code_bundle)
             environment = await during.enter_async_context(self._environments.using(job.environment))
             if environment is not None:
                 code = code.with_packages(environment.packages)
@@ -83,6 +89,13 @@ class SandboxedOperators:
                 if spark is not None
                 else None,
             )
+
+    def _servers_for(self, held: HeldTask, operator: OperatorSpec) -> SparkServers | OneRemoteSpark | None:
+        if not operator.splits_on_spark:
+            return self._spark
+        scope = held.task.scope
+        is_one = scope is None or scope.first == scope.last
+        return None if is_one else self._online_spark or self._spark
 
     def _assignment(
         self,

@@ -14,7 +14,7 @@ from traceplane.chain.rules import CHAINS
 from traceplane.errors import InvalidInput, TraceplaneError
 from traceplane.operators import config as operator_config
 from traceplane.operators.spec import Config
-from traceplane.sdk import OperatorError
+from traceplane.sdk import OperatorError, OperatorTask
 
 TABLES = (
     *("blocks", "transactions", "receipts", "logs", "token_transfers"),
@@ -28,6 +28,9 @@ _Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 # fmt: off
 _ChunkBlocks = Annotated[_Count, Meta(
     description="Blocks that are fetched and checked at once; an ingest writes them as one file per table.")]
+_SparkParts = Annotated[int, Meta(ge=1, le=1000,
+    description="With `runtime: spark`, how many parts of a range are fetched at once. They share `concurrency` and "
+    "`calls_per_second`.")]
 _CrossCheck = Annotated[bool, Meta(
     description="Whether every endpoint must report the same hash for the last block of each chunk.")]
 
@@ -80,6 +83,7 @@ class FollowerConfig(ClientConfig, frozen=True, kw_only=True):
 class IngestConfig(ClientConfig, frozen=True, kw_only=True):
     chunk_blocks: _ChunkBlocks = 200
     cross_check: _CrossCheck = False
+    spark_parts: _SparkParts = 4
     patience_seconds: Annotated[_Seconds, Meta(
         description="How long it waits for a node that does not know the announced block yet.")] = 10.0
 
@@ -87,6 +91,7 @@ class IngestConfig(ClientConfig, frozen=True, kw_only=True):
 class CheckConfig(ClientConfig, frozen=True, kw_only=True):
     chunk_blocks: _ChunkBlocks = 200
     cross_check: _CrossCheck = False
+    spark_parts: _SparkParts = 4
 # fmt: on
 
 
@@ -97,6 +102,13 @@ def read(config: Mapping[str, Any], kind: type[AnyConfig]) -> tuple[RpcSettings,
     """The settings of the client and of the operator; raises an OperatorError that names the field."""
     own = operator_config.read(config, kind)
     return own.client(), own
+
+
+def block_range(task: OperatorTask) -> tuple[int, int]:
+    """The first and the last block of the scope."""
+    if task.scope is None or task.scope.start < 0:
+        raise InvalidInput("chain.range_invalid", "the scope is not a range of blocks", value=task.scope)
+    return task.scope.start, task.scope.end
 
 
 @contextmanager

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
-from traceplane.chain.extract import stream_range
-from traceplane.chain.operators.config import CheckConfig, operator_errors, read
+from traceplane.chain.extract import Chunk, stream_range
+from traceplane.chain.operators.config import CheckConfig, block_range, operator_errors, read
 from traceplane.chain.rpc import RpcClient
-from traceplane.errors import InvalidInput
 from traceplane.sdk import OperatorTask
 
 DISCREPANCIES = pa.schema(
@@ -49,7 +48,7 @@ class BlockSummary:
 
     counts: Counter[int] = field(default_factory=Counter)
     hashes: dict[int, set[str]] = field(default_factory=dict)
-    parents: dict[int, str] = field(default_factory=dict)
+    parents: dict[int, set[str]] = field(default_factory=dict)
 
     def add(self, rows: pa.Table) -> None:
         if not rows.num_rows:
@@ -59,21 +58,32 @@ class BlockSummary:
         for number, block_hash in set(zip(numbers, rows["block_hash"].to_pylist(), strict=True)):
             self.hashes.setdefault(number, set()).add(block_hash)
         if "parent_hash" in rows.column_names:
-            self.parents.update(zip(numbers, rows["parent_hash"].to_pylist(), strict=True))
+            for number, parent in set(zip(numbers, rows["parent_hash"].to_pylist(), strict=True)):
+                self.parents.setdefault(number, set()).add(parent)
+
+    def add_counted(self, number: int, block_hash: str, parent_hash: str | None, rows: int) -> None:
+        """Rows of one block that have the same hashes."""
+        self.counts[number] += rows
+        self.hashes.setdefault(number, set()).add(block_hash)
+        if parent_hash is not None:
+            self.parents.setdefault(number, set()).add(parent_hash)
 
 
 def run(task: OperatorTask) -> None:
     with operator_errors():
         settings, config = read(task.config, CheckConfig)
-        if task.scope is None or task.scope.start < 0:
-            raise InvalidInput("chain.range_invalid", "the scope is not a range of blocks", value=task.scope)
+        first, last = block_range(task)
         committed = {name: _committed(task, name) for name in task.inputs}
 
         async def check() -> list[Discrepancy]:
             async with RpcClient(settings) as client:
-                return await compare(client, config, committed, task.scope.start, task.scope.end)  # type: ignore[union-attr]
+                return await compare(client, config, committed, first, last)
 
         discrepancies = asyncio.run(check())
+    write(task, discrepancies)
+
+
+def write(task: OperatorTask, discrepancies: list[Discrepancy]) -> None:
     (output,) = task.outputs
     task.write(output, pa.Table.from_pylist([asdict(one) for one in discrepancies], schema=DISCREPANCIES))
 
@@ -98,23 +108,32 @@ async def compare(
         )
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
-                actual = {name: BlockSummary() for name in tables}
-                for name, rows in chunk.tables.items():
-                    actual[name].add(rows)
-                for number in range(chunk.first, chunk.last + 1):
-                    for name, summary in committed.items():
-                        discrepancies += _of_block(number, name, summary, actual)
+                discrepancies += of_chunk(chunk, committed)
     for name, summary in committed.items():
         for number in sorted(summary.counts):
-            if not first <= number <= last:
-                discrepancies.append(
-                    Discrepancy(number, name, "outside_scope", None, str(summary.counts[number]))
-                )
-            elif number > head:
-                discrepancies.append(
-                    Discrepancy(number, name, "beyond_head", "0", str(summary.counts[number]))
-                )
+            if not first <= number <= head:
+                discrepancies.append(of_other_block(number, name, summary.counts[number], first, last))
     return discrepancies
+
+
+def of_chunk(chunk: Chunk, committed: Mapping[str, BlockSummary]) -> list[Discrepancy]:
+    """Those of the blocks of a chunk, which has the table of blocks and the committed ones."""
+    actual = {name: BlockSummary() for name in chunk.tables}
+    for name, rows in chunk.tables.items():
+        actual[name].add(rows)
+    return [
+        one
+        for number in range(chunk.first, chunk.last + 1)
+        for name, summary in committed.items()
+        for one in _of_block(number, name, summary, actual)
+    ]
+
+
+def of_other_block(number: int, name: str, rows: int, first: int, last: int) -> Discrepancy:
+    """That of a block that the node does not have, or that is not in the scope."""
+    if not first <= number <= last:
+        return Discrepancy(number, name, "outside_scope", None, str(rows))
+    return Discrepancy(number, name, "beyond_head", "0", str(rows))
 
 
 def _of_block(
@@ -123,9 +142,9 @@ def _of_block(
     (block_hash,) = actual["blocks"].hashes[number]
     for other_hash in sorted(summary.hashes.get(number, set()) - {block_hash}):
         yield Discrepancy(number, name, "wrong_hash", block_hash, other_hash)
-    parent = actual["blocks"].parents[number]
-    if summary.parents.get(number, parent) != parent:
-        yield Discrepancy(number, name, "wrong_parent", parent, summary.parents[number])
+    (parent,) = actual["blocks"].parents[number]
+    for other_parent in sorted(summary.parents.get(number, set()) - {parent}):
+        yield Discrepancy(number, name, "wrong_parent", parent, other_parent)
     if summary.counts[number] != actual[name].counts[number]:
         yield Discrepancy(
             number, name, "wrong_count", str(actual[name].counts[number]), str(summary.counts[number])

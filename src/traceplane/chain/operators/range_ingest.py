@@ -17,9 +17,8 @@ from traceplane.chain.answers import Header
 from traceplane.chain.errors import BeyondHead, RpcInconsistent
 from traceplane.chain.extract import Chunk, stream_range
 from traceplane.chain.operators.announcements import Announcement
-from traceplane.chain.operators.config import IngestConfig, operator_errors, read
+from traceplane.chain.operators.config import IngestConfig, block_range, operator_errors, read
 from traceplane.chain.rpc import RpcCall, RpcClient
-from traceplane.errors import InvalidInput
 from traceplane.model.scope import Cursor
 from traceplane.sdk import OperatorTask
 
@@ -30,8 +29,7 @@ _HASH = re.compile(r"0x[0-9a-f]{64}")
 def run(task: OperatorTask) -> None:
     with operator_errors():
         settings, config = read(task.config, IngestConfig)
-        if task.scope is None or task.scope.start < 0:
-            raise InvalidInput("chain.range_invalid", "the scope is not a range of blocks", value=task.scope)
+        block_range(task)
 
         async def ingest() -> None:
             async with RpcClient(settings) as client:
@@ -54,12 +52,11 @@ def _expected(task: OperatorTask) -> Announcement | None:
 
 async def _ingest_range(task: OperatorTask, client: RpcClient, config: IngestConfig) -> None:
     """The whole range; for an invalidated one, the part that the chain still reaches."""
-    assert task.scope is not None
-    first, last = task.scope.start, task.scope.end
+    first, last = block_range(task)
     if task.kind == "invalidation":
         last = min(last, await client.head())
     if last < first:
-        _write_empty(task)
+        write_empty(task)
         return
     stream = stream_range(
         client,
@@ -91,7 +88,7 @@ async def _ingest_block(
             )
         await asyncio.sleep(_PAUSE_SECONDS)
     if chunk is None:
-        _write_empty(task)
+        write_empty(task)
     else:
         _write(task, chunk)
 
@@ -125,6 +122,6 @@ def _write(task: OperatorTask, chunk: Chunk) -> None:
         task.write(name, table)
 
 
-def _write_empty(task: OperatorTask) -> None:
+def write_empty(task: OperatorTask) -> None:
     for name in task.outputs:
         task.write(name, tables.empty(name))
