@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import signal
 import subprocess
 import tempfile
@@ -33,7 +34,8 @@ from traceplane.postgres.embedded.databases import create_database, drop_databas
 from traceplane.postgres.embedded.server import EmbeddedPostgres
 
 PATIENCE = 420.0
-MASTER_UID, FIRST_WORKER_UID = 60_800, 60_801
+MASTER, WORKERS = "bin", ("daemon", "games")
+"""Users that every Debian has: Java wants one with a name."""
 SLOW = '{entrypoint: "spark_jobs:by_halves", seconds: 8}'
 SUMS = '{query: "select block, cast(sum(n) as bigint) as total from numbers group by block"}'
 MORE = "lease: 20s\n  max_attempts: 6"
@@ -57,15 +59,14 @@ def separate_cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[
     command = [str(java.executable), "-Xmx256m", *quick, *java.options, "-cp", f"{home / 'jars'}/*"]
     with contextlib.ExitStack() as stack:
 
-        def start(uid: int, role: str, *words: str) -> subprocess.Popen[bytes]:
-            own = folder / f"user-{uid}"
+        def start(user: str, role: str, *words: str) -> subprocess.Popen[bytes]:
+            uid, own = pwd.getpwnam(user).pw_uid, folder / user
             own.mkdir(mode=0o700)
             os.chown(own, uid, uid)
-            log = stack.enter_context(open(folder / f"{role}-{uid}.log", "ab"))
+            log = stack.enter_context(open(folder / f"{role}-{user}.log", "ab"))
             process = subprocess.Popen(
                 [
                     *command,
-                    f"-Duser.name=u{uid}",
                     f"org.apache.spark.deploy.{role}",
                     *("--host", "127.0.0.1", "--webui-port", "0", *words),
                 ],
@@ -78,7 +79,6 @@ def separate_cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[
                     "SPARK_WORKER_DIR": str(own / "work"),
                     "SPARK_LOCAL_DIRS": str(own / "local"),
                     "HOME": str(own),
-                    "HADOOP_USER_NAME": f"u{uid}",
                 },
                 cwd=own,
                 stdout=log,
@@ -93,9 +93,9 @@ def separate_cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[
             return process
 
         address = f"spark://127.0.0.1:{port}"
-        start(MASTER_UID, "master.Master", "--port", str(port))
+        start(MASTER, "master.Master", "--port", str(port))
         small = ("--cores", "1", "--memory", "1g", address)
-        yield address, [start(FIRST_WORKER_UID + n, "worker.Worker", *small) for n in range(2)]
+        yield address, [start(user, "worker.Worker", *small) for user in WORKERS]
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
