@@ -10,6 +10,7 @@ import os
 import pwd
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -22,7 +23,7 @@ import pytest
 from aiobotocore.session import get_session
 
 from tests.aws import REGION
-from tests.platform import Platform, die_with_parent, until
+from tests.platform import OPERATORS, Platform, die_with_parent, until
 from tests.ports import free_port
 from tests.seaweedfs import KEY, SECRET
 from tests.spark.bucket import BUCKET, bucket, environment, jars
@@ -49,6 +50,20 @@ DAG = (
     dag("far", job("far", "out", SLOW, more=MORE), job("far", "sums", SUMS, operator="sql", more=MORE))
     + CHECKS
 )
+
+
+def python_for_everybody() -> str:
+    """The tests' own Python may be below a home folder that other users cannot enter."""
+    python = Path(f"/usr/bin/python3.{sys.version_info.minor}")
+    if not python.exists():
+        pytest.skip(f"there is no {python}, which the users of the cluster could run")
+    packages = Path(pyspark.__file__).parents[1]
+    return ";".join(
+        (
+            f"spark.sql.execution.pyspark.python={python}",
+            f"spark.executorEnv.PYTHONPATH={OPERATORS}{os.pathsep}{packages}",
+        )
+    )
 
 
 @contextlib.contextmanager
@@ -142,6 +157,7 @@ async def test_a_cluster_without_a_shared_mount_commits_every_row_once(
                 settings = {
                     "TRACEPLANE_SPARK_MASTER": address,
                     "TRACEPLANE_WORKER_CONCURRENCY": "2",
+                    "TRACEPLANE_SPARK_CONF": python_for_everybody(),
                     **environment(endpoint),
                 }
                 async with Platform.start(url, folder / "home", environment=settings) as platform:
