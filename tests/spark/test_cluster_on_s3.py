@@ -22,6 +22,7 @@ import pyspark
 import pytest
 from aiobotocore.session import get_session
 
+import traceplane
 from tests.aws import REGION
 from tests.platform import OPERATORS, Platform, die_with_parent, until
 from tests.ports import free_port
@@ -57,11 +58,13 @@ def python_for_everybody() -> str:
     python = Path(f"/usr/bin/python3.{sys.version_info.minor}")
     if not python.exists():
         pytest.skip(f"there is no {python}, which the users of the cluster could run")
-    packages = Path(pyspark.__file__).parents[1]
+    search = (OPERATORS, Path(traceplane.__file__).parents[1], Path(pyspark.__file__).parents[1])
     return ";".join(
         (
             f"spark.sql.execution.pyspark.python={python}",
-            f"spark.executorEnv.PYTHONPATH={OPERATORS}{os.pathsep}{packages}",
+            f"spark.executorEnv.PYTHONPATH={os.pathsep.join(map(str, search))}",
+            # The executors of one machine would open each other's files, rather than ask for them.
+            "spark.shuffle.readHostLocalDisk=false",
         )
     )
 
