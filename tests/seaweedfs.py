@@ -18,11 +18,13 @@ from tests.ports import free_port
 
 KEY, SECRET = "platform-key", "platform-secret"
 READ_ROLE = "arn:aws:iam::000000000000:role/readers"
+TASK_ROLE = "arn:aws:iam::000000000000:role/tasks"
 
 
 @contextlib.contextmanager
 def seaweedfs(folder: Path) -> Iterator[str]:
-    """Its address. The user `platform` may do everything, and assume the role `readers`, which may read."""
+    """Its address. The user `platform` may do everything, and assume the roles `readers`, which may read, and `tasks`,
+    which may write too."""
     (folder / "data").mkdir(parents=True)
     identity = {
         "name": "platform",
@@ -31,6 +33,7 @@ def seaweedfs(folder: Path) -> Iterator[str]:
     }
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     read = {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": ["arn:aws:s3:::*"]}
+    work = read | {"Action": ["s3:GetObject", "s3:PutObject", "s3:ListBucket"]}
     trust = {
         "Effect": "Allow",
         "Principal": {"AWS": "arn:aws:iam::000000000000:user/platform"},
@@ -44,14 +47,18 @@ def seaweedfs(folder: Path) -> Iterator[str]:
             "signingKey": "dGVzdC1zaWduaW5nLWtleS0zMi1jaGFyYWN0ZXJzLWxvbmc=",
         },
         "policy": {"defaultEffect": "Deny", "storeType": "memory"},
-        "policies": [{"name": "ReadAll", "document": {"Version": "2012-10-17", "Statement": [read]}}],
+        "policies": [
+            {"name": name, "document": {"Version": "2012-10-17", "Statement": [statement]}}
+            for name, statement in (("ReadAll", read), ("Work", work))
+        ],
         "roles": [
             {
-                "roleName": "readers",
-                "roleArn": READ_ROLE,
+                "roleName": role.rpartition("/")[2],
+                "roleArn": role,
                 "trustPolicy": {"Version": "2012-10-17", "Statement": [trust]},
-                "attachedPolicies": ["ReadAll"],
+                "attachedPolicies": [policy],
             }
+            for role, policy in ((READ_ROLE, "ReadAll"), (TASK_ROLE, "Work"))
         ],
     }
     (folder / "iam.json").write_text(json.dumps(iam))

@@ -32,7 +32,7 @@ from traceplane.model.checks import BrokenCheck, Check
 from traceplane.model.comparisons import Alternatives, DoesNotFit, alternatives, of_ranges
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.scope import Cursor, Partition, Scope
-from traceplane.model.task_payload import Execution, OperatorInput, Ranges, TaskPayload
+from traceplane.model.task_payload import DirectOutput, Execution, OperatorInput, Ranges, TaskPayload
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,6 +78,8 @@ class OperatorOutput:
     """What its rows are checked for once they are written."""
     cluster_by: tuple[str, ...] = ()
     """The columns by which `write` sorts them within a file."""
+    direct: DirectOutput | None = None
+    """Where Spark's executors write it themselves."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class WrittenFile:
     statistics: dict[str, parquet_facts.ColumnFacts] = field(default_factory=dict)
     content: Content | None = None
     """Content of a small file that is sent with the result, rather than left in the output's folder."""
+    stored: bool = False
+    """Whether Spark's executors have stored it, so that it is in no folder."""
 
 
 @dataclass
@@ -142,6 +146,7 @@ class OperatorTask:
                 declared.columns,
                 declared.checks,
                 declared.cluster_by,
+                declared.direct,
             )
             for index, declared in enumerate(payload.outputs)
         }
@@ -166,6 +171,12 @@ class OperatorTask:
 
         source = self._input(name)
         selected_columns = list(source.select) or None if columns is None else list(columns)
+        if source.access is not None and source.files:
+            raise OperatorError(
+                "operator.input_elsewhere",
+                f"the files of input {name!r} are read by Spark's executors, and are not on this machine; "
+                "use the DataFrame that the function receives",
+            )
         if not source.files:
             schema = arrow_types.schema_of(source.columns)
             empty = pa.table({}) if schema is None else schema.empty_table()
@@ -244,7 +255,7 @@ class OperatorTask:
         if (schema := _READ_BACK.get(table.schema)) is None:
             schema = _READ_BACK[table.schema] = parquet.read_schema(pa.BufferReader(content))
         facts = parquet_facts.statistics(metadata[0])
-        self._count_in(
+        self.count_in(
             name, schema, WrittenFile(file, table.num_rows, content.size, facts, content.to_pybytes())
         )
 
@@ -303,9 +314,10 @@ class OperatorTask:
             return
         facts = parquet_facts.statistics(parquet_file.metadata)
         file = WrittenFile(path.name, parquet_file.metadata.num_rows, os.stat(path).st_size, facts)
-        self._count_in(name, parquet_file.schema_arrow, file)
+        self.count_in(name, parquet_file.schema_arrow, file)
 
-    def _count_in(self, name: str, schema: pa.Schema, file: WrittenFile) -> None:
+    def count_in(self, name: str, schema: pa.Schema, file: WrittenFile) -> None:
+        """Add a Parquet file that is wherever its description says."""
         for column in schema.names:
             if not 0 < len(column) <= _LONGEST_COLUMN_NAME or "\0" in column:
                 raise OperatorError(

@@ -34,6 +34,10 @@ DEFAULT_ORG = "default"
 _S3 = "s3://"
 _DEFAULT_CODE_PATHS = (Path("code"),)
 _S3_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?")
+_SPARK_PROPERTY = re.compile(
+    r"spark\.(?!connect\.|hadoop\.fs\.s3a\.|jars=|master=|authenticate)[A-Za-z0-9_.-]+=[^\n]*"
+)
+_TASK_SECONDS = (900, 43_200)
 _PART_OF_A_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _HTTP_URL = re.compile(
     r"https?://(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[a-zA-Z0-9.-]+))(?::[0-9]+)?(?:/[^\\@]*)?"
@@ -53,6 +57,10 @@ class Settings:
     s3_endpoint_url: str | None = None
     s3_read_role: str | None = None
     """The role whose credentials, cut down to a table's files, readers of Iceberg tables in S3 get; unset: none."""
+    s3_task_role: str | None = None
+    """The role whose credentials, cut down to a task's files, Spark's executors get; unset: workers transfer files."""
+    s3_task_seconds: int = 3600
+    """How long these credentials may last, and with them a task: at most the role's maximum session."""
     object_cache: Path | None = None
     """Local files of a worker whose object store is in S3; unset: a folder under `home`."""
     object_cache_mb: int = 10_240
@@ -111,6 +119,10 @@ class Settings:
     """Addresses that they never reach, even if allowed: the parts of the platform that a worker does not know of."""
     spark_master: str = "local[*]"
     """Where Spark jobs run: this machine, or a cluster: `spark://host:port`, `yarn`, `k8s://...`."""
+    spark_jars: Path | None = None
+    """The folder of the jars that `traceplane spark jars` fetched; unset: below `home`."""
+    spark_conf: tuple[str, ...] = ()
+    """Properties of Spark, such as `spark.driver.host=10.0.0.5`: what a cluster needs, resources, history."""
     spark_remote: str | None = None
     """A Spark Connect server, `sc://host:port`, that a worker uses instead of starting its own."""
     spark_memory_mb: int = 1024
@@ -280,6 +292,15 @@ class Settings:
         return self.object_store
 
     @property
+    def spark_properties(self) -> tuple[tuple[str, str], ...]:
+        parts = (text.partition("=") for text in self.spark_conf)
+        return tuple((name, value) for name, _, value in parts)
+
+    @property
+    def spark_jars_folder(self) -> Path:
+        return self.spark_jars or self.home / "spark-jars"
+
+    @property
     def object_cache_root(self) -> Path:
         return self.object_cache or self.home / "cache"
 
@@ -362,6 +383,7 @@ REFERRING = ("kafka_sasl_password", "celery_broker_url")
 LISTS = {
     "worker_code_paths": os.pathsep,
     "worker_offers": ",",
+    "spark_conf": ";",
     "operator_network_allow": ",",
     "operator_network_deny": ",",
     "file_source_allow": ",",
@@ -773,6 +795,7 @@ def _check(settings: Settings) -> None:
         )
     _check_secret_store(settings)
     _check_offers(settings)
+    _check_spark(settings)
     if settings.spark_servers < 1:
         raise InvalidInput(
             "settings.invalid", "spark_servers must be at least 1", value=settings.spark_servers
@@ -797,6 +820,24 @@ def _check(settings: Settings) -> None:
     for name in _ABOVE_ZERO:
         if (value := getattr(settings, name)) is not None and not value > 0:
             raise InvalidInput("settings.invalid", f"{name} must be greater than zero", value=value)
+
+
+def _check_spark(settings: Settings) -> None:
+    for text in settings.spark_conf:
+        if not _SPARK_PROPERTY.fullmatch(text):
+            raise InvalidInput(
+                "settings.invalid",
+                "spark_conf must list properties of Spark, other than those that keep tasks apart",
+                value=text.partition("=")[0],  # the rest may be a password
+                next_step="for example spark.driver.host=10.0.0.5",
+            )
+    low, high = _TASK_SECONDS
+    if not low <= settings.s3_task_seconds <= high:
+        raise InvalidInput(
+            "settings.invalid",
+            f"s3_task_seconds must be between {low} and {high}, as STS has it",
+            value=settings.s3_task_seconds,
+        )
 
 
 def _check_secret_store(settings: Settings) -> None:

@@ -7,6 +7,7 @@ object_store            the object store: where the files of datasets are
 object_store_folder     a folder of the file system as the object store
 object_store_s3         an S3 bucket, or a compatible one, as the object store
 object_stores           picks the object store from the settings
+s3_policies             session policies: what temporary credentials of S3 may do
 secret_store            where the values of secrets are
 secret_store_aws        secrets in AWS Secrets Manager
 secret_store_files      secrets as files of a mounted volume, as Kubernetes has them

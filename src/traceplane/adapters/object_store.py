@@ -11,7 +11,9 @@ derived from the catalog, and can be made again (`traceplane.iceberg`):
     iceberg/{organization}/{dataset}/{generation}/{day}/…
 
 Files in a folder are read and written in place. Files in a bucket pass through the worker's cache
-(`adapters.object_cache`), so that operator code and Spark see local files and hold no credentials.
+(`adapters.object_cache`), so that operator code and Spark see local files and hold no credentials. Or
+the executors of a Spark cluster read and write them, with credentials for the files of their task
+(`worker.direct_store`).
 
 Every failure is a PlatformError with a code `object_store.…`, and the call may be retried.
 """
@@ -63,8 +65,8 @@ class StagingPrefix:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAccess:
-    """Credentials of S3 that can read some folders, for a while."""
+class BucketAccess:
+    """Credentials of S3 for some files and folders, for a while."""
 
     access_key: str
     secret_key: str
@@ -115,7 +117,7 @@ class ObjectStore(Protocol):
         """Where readers elsewhere find a file, or a folder, as a URI."""
         ...
 
-    async def read_access(self, folders: Sequence[str], reader: str) -> ReadAccess | None:
+    async def read_access(self, folders: Sequence[str], reader: str) -> BucketAccess | None:
         """For a reader elsewhere, by name: all files in these folders, and no others. None: the file system decides."""
         ...
 

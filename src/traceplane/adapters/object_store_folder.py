@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 from traceplane.adapters.object_store import (
     ORGANIZATIONS,
-    ReadAccess,
+    BucketAccess,
     StagingPrefix,
     StoredFile,
     missing,
@@ -118,7 +118,7 @@ class FolderObjectStore:
     def location(self, path: str) -> str:
         return f"file://{self._inside(path)}"
 
-    async def read_access(self, folders: Sequence[str], reader: str) -> ReadAccess | None:
+    async def read_access(self, folders: Sequence[str], reader: str) -> BucketAccess | None:
         return None
 
     async def sizes(self, paths: Sequence[str]) -> list[StoredFile]:

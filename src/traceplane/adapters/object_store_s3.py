@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import posixpath
 import re
@@ -24,8 +23,9 @@ from aiobotocore.session import AioSession, get_session
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
 from botocore.parsers import ResponseParserError
 
+from traceplane.adapters import s3_policies
 from traceplane.adapters.object_store import (
-    ReadAccess,
+    BucketAccess,
     StagingPrefix,
     StoredFile,
     changed,
@@ -52,7 +52,6 @@ _CONNECTIONS = 64
 
 _READ_SECONDS = 3600
 """For which credentials of readers are valid: the most that a role allows unless told otherwise."""
-_LONGEST_POLICY = 2048
 _NOT_IN_A_SESSION_NAME = re.compile(r"[^\w+=,.@-]", re.ASCII)
 
 _FAILURES = (BotoCoreError, ClientError, ResponseParserError, aiohttp.ClientError, TimeoutError, OSError)
@@ -82,6 +81,7 @@ class S3ObjectStore:
         endpoint_url: str | None = None,
         session: AioSession | None = None,
         read_role: str | None = None,
+        task_role: str | None = None,
         tries: int = 5,
         keys_per_page: int = 1000,
     ) -> None:
@@ -91,6 +91,7 @@ class S3ObjectStore:
         self._endpoint_url = endpoint_url
         self._session = session or get_session()
         self._read_role = read_role
+        self._task_role = task_role
         self._tries = tries
         self._paging = {"PageSize": keys_per_page}
         self._opening = asyncio.Lock()
@@ -107,6 +108,7 @@ class S3ObjectStore:
             region=settings.aws_region,
             endpoint_url=settings.s3_endpoint_url,
             read_role=settings.s3_read_role,
+            task_role=settings.s3_task_role,
         )
 
     async def close(self) -> None:
@@ -278,54 +280,68 @@ class S3ObjectStore:
 
     # Readers elsewhere -----------------------------------------------------------------------------
 
-    async def read_access(self, folders: Sequence[str], reader: str) -> ReadAccess | None:
+    async def read_access(self, folders: Sequence[str], reader: str) -> BucketAccess | None:
         if self._read_role is None:
             raise Conflict(
                 "object_store.no_read_role",
                 "the files are in S3, and there is no role whose credentials readers could get",
                 next_step="set s3_read_role, or have the reader ask for no credentials and use its own",
             )
-        policy = json.dumps(
-            {
-                "Version": "2012-10-17",
-                "Statement": [
-                    {
-                        "Effect": "Allow",
-                        "Action": "s3:GetObject",
-                        "Resource": [f"arn:aws:s3:::{self._bucket}/{self._key(f)}/*" for f in folders],
-                    }
-                ],
-            },
-            separators=(",", ":"),
-        )
-        if len(policy) > _LONGEST_POLICY:
+        policy = s3_policies.reading(self._bucket, [self._key(folder) for folder in folders])
+        if policy is None:
             raise TooLarge(
                 "object_store.too_many_folders",
                 f"the files are in {len(folders)} folders, more than credentials can be limited to",
                 value=len(folders),
                 next_step="rebuild the dataset, so that its files are in one folder, or read it by queries",
             )
+        return await self._assume(self._read_role, policy, reader, _READ_SECONDS, setting="s3_read_role")
+
+    async def task_access(
+        self, files: Sequence[str], prefixes: Sequence[str], holder: str, *, seconds: int
+    ) -> BucketAccess:
+        """For one attempt of a task: reads these files, and writes below these prefixes."""
+        assert self._task_role is not None, "asked only where there is one"
+        policy = s3_policies.working(
+            self._bucket,
+            [self._key(file) for file in files],
+            [self._key(prefix) for prefix in prefixes],
+            write_once=self._endpoint_url is None,
+        )
+        if policy is None:
+            generations = {file.partition("/staging/")[0] for file in files}
+            raise TooLarge(
+                "object_store.too_many_folders",
+                f"the files of one input are in {len(generations)} folders, more than credentials can be limited to",
+                value=len(generations),
+                next_step="rebuild the dataset, so that its files are in one folder",
+            )
+        return await self._assume(self._task_role, policy, holder, seconds, setting="s3_task_role")
+
+    async def _assume(
+        self, role: str, policy: str, holder: str, seconds: int, *, setting: str
+    ) -> BucketAccess:
         try:
             async with self._session.create_client(
                 "sts", region_name=self._region, endpoint_url=self._endpoint_url, config=_config(self._tries)
             ) as sts:
                 answer = await sts.assume_role(
-                    RoleArn=self._read_role,
-                    RoleSessionName=_NOT_IN_A_SESSION_NAME.sub("-", reader)[:64].ljust(2, "-"),
-                    DurationSeconds=_READ_SECONDS,
+                    RoleArn=role,
+                    RoleSessionName=_NOT_IN_A_SESSION_NAME.sub("-", holder)[:64].ljust(2, "-"),
+                    DurationSeconds=seconds,
                     Policy=policy,
                 )
         except (ClientError, NoCredentialsError, PartialCredentialsError) as error:
             raise PlatformError(
                 "object_store.role_refused",
-                f"the role for readers cannot be assumed: {error}",
-                value=self._read_role,
-                next_step="check s3_read_role, and whom the role trusts",
+                f"the role of {setting} cannot be assumed: {error}",
+                value=role,
+                next_step=f"check {setting}, whom the role trusts, and how long its sessions may last",
             ) from error
         except _FAILURES as error:
             raise _unavailable("", error) from error
         made = answer["Credentials"]
-        return ReadAccess(
+        return BucketAccess(
             *(made["AccessKeyId"], made["SecretAccessKey"], made["SessionToken"], made["Expiration"]),
             region=self._region,
             endpoint_url=self._endpoint_url,

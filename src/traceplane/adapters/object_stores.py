@@ -24,6 +24,11 @@ def object_store_for(settings: Settings) -> ObjectStore:
     """The store that the setting `object_store` names."""
     if settings.object_bucket is None:
         return FolderObjectStore(settings.object_store_root)
+    return bucket_store_for(settings)
+
+
+def bucket_store_for(settings: Settings) -> S3ObjectStore:
+    """The same, where it is known to be in S3."""
     return _s3_client(settings.object_store).from_settings(settings)
 
 

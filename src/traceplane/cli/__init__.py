@@ -16,6 +16,7 @@ the platform itself.
     failures      what went wrong, as text: failed and stuck work, and everything known about one task
     jobs          commands for jobs and their batches
     main          `traceplane`, alias `tp`: its commands and how it reports errors
+    spark         `traceplane spark jars`
     operators     `traceplane operators`
     output        where every command writes, so that nothing reaches a terminal unescaped
     people        commands for members of an organization, their roles and their tokens

@@ -27,6 +27,7 @@ from traceplane.cli import (
     secrets,
     services,
     sign_in,
+    spark,
     tasks,
     trigger,
 )
@@ -65,6 +66,7 @@ for command in (
     *events.COMMANDS,
     *backfill.COMMANDS,
     *operators.COMMANDS,
+    *spark.COMMANDS,
     *jobs.COMMANDS,
     *tasks.COMMANDS,
     *dead_letters.COMMANDS,

@@ -1,5 +1,7 @@
 """Data jobs on Spark: the code inside the sandbox, and how it finds Java.
 
+    bucket_files  files in S3 that Spark's executors read and write themselves
+    bucket_writer  runs in executors: writes a partition as Parquet files and stores them in S3
     checks        the checks of an output, computed on the files that were written
     datasets      inputs as DataFrames of exactly their committed files; DataFrames as staged Parquet files
     failures      Spark's errors for users: without the JVM's stack, with the line of their code

@@ -26,6 +26,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 from pyspark.sql.types import BinaryType, DoubleType, FloatType
 
 from traceplane.columnar.arrow_types import schema_of
+from traceplane.dataplane import bucket_files
 from traceplane.dataplane.datasets import meets
 from traceplane.model.checks import (
     LONGEST_VALUE,
@@ -104,12 +105,18 @@ def _is_proven(check: Check, written: Written) -> bool:
 
 
 def _rows(spark: SparkSession, output: OperatorOutput, written: Written) -> DataFrame:
-    files = [str(output.folder / file.name) for file in written.files if file.rows]
-    for file in files:
-        if os.stat(file).st_uid == os.geteuid():
-            os.chmod(file, 0o644)  # Spark is another user, and nobody else gets into the folder
+    reader, names = spark.read, [file.name for file in written.files if file.rows]
+    if output.direct is not None:
+        reader = reader.options(**bucket_files.read_options(output.direct.access))
+        files = [bucket_files.location(output.direct, name) for name in names]
+    else:
+        files = [str(output.folder / name) for name in names]
+        for file in files:
+            if os.stat(file).st_uid == os.geteuid():
+                os.chmod(file, 0o644)  # Spark is another user, and nobody else gets into the folder
     schema = schema_of(tuple(written.columns))
-    reader = spark.read if schema is None else spark.read.schema(from_arrow_schema(schema).toNullable())
+    if schema is not None:
+        reader = reader.schema(from_arrow_schema(schema).toNullable())
     return reader.parquet(*files).alias("checked")
 
 

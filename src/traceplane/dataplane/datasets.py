@@ -13,14 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, functions
+from pyspark.sql.connect.readwriter import DataFrameReader
 from pyspark.sql.connect.session import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema, to_arrow_type
 from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
 
 from traceplane.columnar.arrow_types import as_declared, schema_of
+from traceplane.dataplane import bucket_files
 from traceplane.model.comparisons import Alternatives, DoesNotFit, alternatives, of_ranges
-from traceplane.model.task_payload import OperatorInput, Ranges, ResolvedInput
-from traceplane.sdk import OperatorError, OperatorTask, bad_where
+from traceplane.model.task_payload import BucketAccess, OperatorInput, Ranges, ResolvedInput
+from traceplane.sdk import OperatorError, OperatorTask, as_table, bad_where
 
 SMALL_INPUT_BYTES = 32 << 20
 """Up to this size results come back as Arrow and this process writes them: 30 to 40 ms less per task."""
@@ -38,11 +40,11 @@ def read(spark: SparkSession, source: OperatorInput, *, in_one_part: bool = Fals
 
     An input `in_one_part` is grouped, joined and sorted where it is read, without a second stage.
     """
-    schema = _schema(source)
+    schema = _schema(spark, source)
     if not source.files:
         return narrowed(spark.createDataFrame([], schema), {}, source.select)
     frames = [
-        _within(spark.read.schema(schema).parquet(*files), schema, source.position, ranges)
+        _within(_reader(spark, source.access).schema(schema).parquet(*files), schema, source.position, ranges)
         for files, ranges in source.by_kept_ranges()
     ]
     frame: DataFrame = reduce(lambda all_, more: all_.unionByName(more), frames)
@@ -112,7 +114,11 @@ def _literal(value: Any, type_: DataType | None) -> Column:
     return functions.lit(value).cast(type_)
 
 
-def _schema(source: OperatorInput) -> StructType:
+def _reader(spark: SparkSession, access: BucketAccess | None) -> DataFrameReader:
+    return spark.read if access is None else spark.read.options(**bucket_files.read_options(access))
+
+
+def _schema(spark: SparkSession, source: OperatorInput) -> StructType:
     schema = schema_of(source.columns)
     if schema is None:
         if not source.files:
@@ -121,13 +127,18 @@ def _schema(source: OperatorInput) -> StructType:
                 f"input {source.name!r} has no rows yet, and its dataset declares no columns; "
                 "declare them in the DAG file under datasets",
             )
+        if source.access is not None:
+            return _reader(spark, source.access).option("mergeSchema", "true").parquet(*source.files).schema
         schema = pa.unify_schemas([parquet.read_schema(file) for file in source.files])
     # As Spark reads files: an input without rows must not give the output another schema than one with rows.
     return from_arrow_schema(schema).toNullable()
 
 
 def input_bytes(task: OperatorTask) -> int:
-    return sum(os.stat(file).st_size for source in task.inputs.values() for file in source.files)
+    return sum(
+        sum(os.stat(file).st_size for file in source.files) if source.bytes is None else source.bytes
+        for source in task.inputs.values()
+    )
 
 
 def write(
@@ -154,8 +165,25 @@ def write(
     elif keys := [column for column in task.outputs[name].cluster_by if column in frame.columns]:
         frame = frame.coalesce(files).sortWithinPartitions(*(functions.col(f"`{key}`") for key in keys))
     small = expected_bytes <= SMALL_INPUT_BYTES and files == 1
-    if not (small and _write_here(task, name, frame)):
-        _write_by_spark(task, name, _as_declared(task, name, frame), files)
+    direct = task.outputs[name].direct
+    if direct is not None and task.outputs[name].checks:
+        small = False  # executors read what they check, and cannot read this machine's folders
+    if small and _write_here(task, name, frame):
+        return
+    frame = _as_declared(task, name, frame)
+    if direct is None:
+        _write_by_spark(task, name, frame, files)
+    else:
+        bucket_files.write(task, name, frame.coalesce(files), direct)
+
+
+def write_rows(spark: SparkSession, task: OperatorTask, name: str, rows: Any) -> None:
+    """Stages what an operator returned that is no DataFrame."""
+    output = task.outputs[name]
+    if output.direct is None or not output.checks:
+        task.write(name, rows)
+    elif (table := as_table(rows, output.columns)).num_columns:
+        write(task, name, spark.createDataFrame(table), expected_bytes=table.nbytes)
 
 
 def _as_declared(task: OperatorTask, name: str, frame: DataFrame) -> DataFrame:
@@ -188,7 +216,10 @@ def _without_duplicates(task: OperatorTask, name: str, frame: DataFrame) -> Data
     keys = list(task.unique_key)
     frame = frame.dropDuplicates(keys)
     if existing := task.outputs[name].existing:
-        committed = frame.sparkSession.read.schema(frame.select(keys).schema).parquet(*existing)
+        direct = task.outputs[name].direct
+        spark: Any = frame.sparkSession
+        reader = _reader(spark, direct.access if direct is not None else None)
+        committed = reader.schema(frame.select(keys).schema).parquet(*existing)
         frame = frame.join(committed, keys, "left_anti")
     return frame
 

@@ -17,6 +17,8 @@ _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _UNREADABLE = re.compile(r"(?:FAILED_READ_FILE|CANNOT_READ_FILE_FOOTER|is not a Parquet file)")
 _FILE = re.compile(r"file:/*(/\S+?\.parquet)")
+_NOT_STORED = re.compile(r"TRACEPLANE_NOT_STORED ([^\n]+)")
+_EXPIRED = re.compile(r"\bs3a://.*(?:ExpiredToken|InvalidAccessKeyId|token has expired)", re.DOTALL)
 _QUERY_LINE = re.compile(r"\bline (\d+),? pos(?:ition)? \d+")
 _UNFIT = re.compile(rf"{DOES_NOT_FIT}(.+ as the dataset declares it)", re.DOTALL)
 
@@ -33,6 +35,15 @@ def explained(
     message = str(error).partition(_JVM_STACK)[0].strip()
     if unfit := _UNFIT.search(message):
         return OperatorError("operator.value_does_not_fit", unfit[1])
+    if not_stored := _NOT_STORED.search(message):
+        return OperatorError(
+            "operator.output_not_stored", f"an executor could not store a file of the output: {not_stored[1]}"
+        )
+    if _EXPIRED.search(message):
+        return OperatorError(
+            "operator.credentials_expired",
+            "the credentials for S3 that Spark's executors had for this task have expired",
+        )
     unreadable = _FILE.search(message) if _UNREADABLE.search(message) else None
     if unreadable and unreadable[1] in input_files:
         return OperatorError(

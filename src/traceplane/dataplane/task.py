@@ -57,7 +57,7 @@ def run(task: OperatorTask) -> None:
             if isinstance(rows, DataFrame):
                 datasets.write(task, name, rows, expected_bytes=expected)
             elif rows is not None:
-                task.write(name, rows)
+                datasets.write_rows(spark, task, name, rows)
         checks.find_broken(spark, task)
     except PySparkException as error:
         raise _as_users_read_it(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from traceplane import telemetry
-from traceplane.adapters.object_store import ObjectStore, ReadAccess
+from traceplane.adapters.object_store import BucketAccess, ObjectStore
 from traceplane.auth.callers import Caller
 from traceplane.errors import NotFound, TraceplaneError
 from traceplane.http_service.routes import Call, ErrorShape, Route
@@ -179,7 +179,7 @@ def _known(namespace: str, names: dict[str, list[str]]) -> None:
         )
 
 
-def _as_properties(access: ReadAccess) -> dict[str, str]:
+def _as_properties(access: BucketAccess) -> dict[str, str]:
     properties = {
         "s3.access-key-id": access.access_key,
         "s3.secret-access-key": access.secret_key,

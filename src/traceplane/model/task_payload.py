@@ -17,6 +17,26 @@ Ranges = tuple[ValueRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class BucketAccess:
+    """Credentials of S3 for some files of one attempt."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    session_token: str = field(repr=False)
+    region: str
+    endpoint_url: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DirectOutput:
+    """Where Spark's executors write an output themselves; keys below the prefix belong to the attempt."""
+
+    bucket: str
+    prefix: str
+    access: BucketAccess
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorInput:
     name: str
     files: tuple[str, ...] = ()
@@ -36,6 +56,10 @@ class OperatorInput:
     time_column: str | None = None
     times: ValueRange | None = None
     """If there is such a column: its values in the rows of the task's periods; others are not read."""
+    access: BucketAccess | None = None
+    """With which Spark's executors read the files, which are then in S3; None: they are on this machine."""
+    bytes: int | None = None
+    """The size of the files, as far as the platform knows it."""
 
     def by_kept_ranges(self) -> list[tuple[list[str], Ranges]]:
         """The files, grouped by the ranges to read of them; no ranges: the whole file."""
@@ -58,6 +82,8 @@ class DeclaredOutput:
     """Of the rows that are written; their expressions are in Spark's dialect."""
     cluster_by: tuple[str, ...] = ()
     """The columns by which they are sorted within files."""
+    direct: DirectOutput | None = None
+    """None: outputs are written to the folder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,8 @@ class OutputFile:
     rows: int
     bytes: int
     statistics: dict[str, ColumnBounds] = field(default_factory=dict)
+    stored: bool = False
+    """Whether it is in the store already, and not under its path; nobody has verified that yet."""
 
 
 @dataclass(frozen=True)

@@ -278,10 +278,14 @@ class ReportedFile(msgspec.Struct, frozen=True):
     statistics: dict[Name, ColumnBounds] = {}
     content: Content | None = None
     """Content of a small file that is not in the output's folder."""
+    stored: bool = False
+    """Whether Spark's executors have stored it, as the operator's process says."""
 
     def __post_init__(self) -> None:
         if self.content is not None and len(self.content) != self.bytes:
             raise ValueError("a file's content does not have the reported size")
+        if self.stored and self.content is not None:
+            raise ValueError("a file is stored, or comes with the report, not both")
 
 
 class ReportedColumn(msgspec.Struct, frozen=True):

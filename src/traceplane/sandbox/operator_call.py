@@ -84,6 +84,7 @@ def _written(task: OperatorTask) -> list[frames.ReportedOutput]:
                         for column, facts in file.statistics.items()
                     },
                     file.content,
+                    file.stored,
                 )
                 for file in written.files
             ],

@@ -92,10 +92,13 @@ def frame(
 
 
 def _files(payload: TaskPayload) -> Iterator[str]:
+    """Those that are on this machine."""
     for used in payload.inputs:
-        yield from used.files
+        if used.access is None:
+            yield from used.files
     for written in payload.outputs:
-        yield from written.existing
+        if written.direct is None:
+            yield from written.existing
 
 
 def _lies_within(payload: TaskPayload, reuse: Reuse, *, reads_outputs: bool) -> bool:

@@ -232,8 +232,14 @@ class TaskFolders:
     def _seal_folder(
         self, folder: Path, files: list[ReportedFile], child_lives: bool
     ) -> tuple[OutputFile, ...]:
+        stored = [file for file in files if file.stored]
+        files = [file for file in files if not file.stored]
+        already = tuple(
+            OutputFile(str(folder / file.name), file.rows, file.bytes, file.statistics, stored=True)
+            for file in stored
+        )
         if not files and _remove_if_empty(folder):
-            return ()
+            return already
         lie_there = [file for file in files if file.content is None]
         if not lie_there and self._areas is not None and not folder.exists():
             _make_readable(folder)
@@ -254,7 +260,7 @@ class TaskFolders:
             os.close(directory)
         if len(lie_there) < len(files):
             self._unwritten.append((folder, [file for file in files if file.content is not None]))
-        return tuple(
+        return already + tuple(
             OutputFile(str(folder / file.name), file.rows, file.bytes, file.statistics) for file in files
         )
 

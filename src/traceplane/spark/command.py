@@ -35,6 +35,8 @@ class SparkSettings:
     quick: bool = False
     """Starts faster and computes slower: leaves out the compiler's last level, which pays off only over minutes."""
     conf: tuple[tuple[str, str], ...] = ()
+    jars: tuple[Path, ...] = ()
+    """Those of S3, if executors read and write the bucket themselves."""
     allow_weak: bool = False
     private_network: tuple[int, ...] = ()
     """Descriptors of the network namespace for the server."""
@@ -124,11 +126,12 @@ def java_command(settings: SparkSettings, java: Java, pools: Path, classes: Sequ
         "spark.local.dir": TEMP_MARK,
         "spark.sql.warehouse.dir": f"{TEMP_MARK}/warehouse",
         "spark.sql.artifact.isolation.enabled": "false",
+        **(_bucket_conf() if settings.jars else {}),
         **dict(settings.conf),
     }
     if settings.master.startswith("local"):  # a cluster has its own limits
         conf["spark.executor.pyspark.memory"] = f"{_PYTHON_MEMORY_MB}m"
-    jars = spark_home() / "jars" / "*"
+    jars = [spark_home() / "jars" / "*", *settings.jars]
     options = _JAVA_OPTIONS.format(temp=TEMP_MARK).split()
     opens = [option for module in _OPENED for option in ("--add-opens", f"{module}=ALL-UNNAMED")]
     return [
@@ -142,23 +145,42 @@ def java_command(settings: SparkSettings, java: Java, pools: Path, classes: Sequ
         f"-Dspark.master={settings.master}",
         *(_LOCAL_OPTIONS if settings.master.startswith("local") else ()),
         *(f"-D{key}={value}" for key, value in conf.items()),
+        *_jars_option(settings.jars),
         "-cp",
-        str(jars),
+        os.pathsep.join(map(str, jars)),
         "org.apache.spark.sql.connect.service.SparkConnectServer",
     ]
+
+
+def _jars_option(jars: tuple[Path, ...]) -> list[str]:
+    """Executors fetch them from the server."""
+    return [f"-Dspark.jars={','.join(f'file://{jar}' for jar in jars)}"] if jars else []
+
+
+def _bucket_conf() -> dict[str, str]:
+    """Each read brings its credentials along. Without them there are none: not those of the machine, of its
+    environment, or of another task's file system."""
+    return {
+        "spark.hadoop.fs.s3a.impl.disable.cache": "true",
+        "spark.hadoop.fs.s3a.aws.credentials.provider": (
+            "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider"
+        ),
+        "spark.executorEnv.AWS_EC2_METADATA_DISABLED": "true",
+    }
 
 
 def environment(settings: SparkSettings, java: Java, token: str) -> dict[str, str]:
     return {
         "JAVA_HOME": str(java.home),
         "SPARK_HOME": str(spark_home()),
-        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_IP": dict(settings.conf).get("spark.driver.host", "127.0.0.1"),
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": _search_path(settings.code_paths),
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": TEMP_MARK,
         "TMPDIR": TEMP_MARK,
         "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
+        "AWS_EC2_METADATA_DISABLED": "true",
         "LANG": "C.UTF-8",
         "TZ": "UTC",
     }

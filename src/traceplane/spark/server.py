@@ -411,7 +411,7 @@ class SparkServer:
         if not conf.exists():
             conf.mkdir(mode=0o755)
             (conf / "pools.xml").write_text(POOLS)
-        readable = [*settings.code_paths, conf, self._java.home, self._java.home.resolve()]
+        readable = [*settings.code_paths, conf, self._java.home, self._java.home.resolve(), *settings.jars]
         stores = {settings.object_store, *((settings.inputs,) if settings.inputs is not None else ())}
         return Launch(
             command=java_command(settings, self._java, conf / "pools.xml", spark_classes.options(self._java)),

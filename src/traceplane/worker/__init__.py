@@ -2,6 +2,7 @@
 
     attempt              one attempt of a task: fetches inputs, runs the operator, stores outputs
     code_cache           the code that jobs were deployed with, in folders of this worker
+    direct_store         the bucket as Spark's executors see it, with credentials of one attempt
     dispatcher_client    the internal API, as a worker calls it
     environment_cache    the Python packages that jobs need, in folders of this worker
     heartbeats           extends every lease after a third of its duration

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Protocol
 
 from traceplane import telemetry
@@ -12,7 +13,7 @@ from traceplane.adapters.object_store import StoredFile
 from traceplane.adapters.watched_files import WatchedFiles
 from traceplane.crash_points import crash_point
 from traceplane.decoding.decoder_pool import Decoders
-from traceplane.errors import TraceplaneError
+from traceplane.errors import PlatformError, TraceplaneError
 from traceplane.model.hidden_values import HiddenValues
 from traceplane.sandbox.assignment import RunResult
 from traceplane.wire.tasks import Completion, OutputManifest
@@ -101,7 +102,7 @@ class Attempts:
     ) -> RunResult:
         task, job = held.task, held.job
         async with AsyncExitStack() as during:
-            if self._store.cache is not None:
+            if self._store.cache is not None and (self._store.direct is None or task.hot_inputs):
                 await during.enter_async_context(self._store.cache.holding(granted_files(task)))
             if task.hot_inputs:
                 hot_rows = fetched(
@@ -121,9 +122,27 @@ class Attempts:
         outputs = report.manifests(held, result)
         if self._store.cache is not None and result.outputs:
             kept = [] if report.blocked_by(held, result) else outputs
+            stored = {Path(f.path).name for output in result.outputs for f in output.files if f.stored}
             files = [StoredFile(f.path, f.bytes) for output in kept for f in output.files]
             try:
-                await self._store.cache.upload(files)
+                await self._verify([file for file in files if Path(file.path).name in stored])
+                await self._store.cache.upload([file for file in files if Path(file.path).name not in stored])
             finally:
                 await self._store.cache.discard(held.task.write_prefixes)
+        else:
+            await self._verify(
+                [StoredFile(f.path, f.bytes) for o in result.outputs for f in o.files if f.stored]
+            )
         return outputs
+
+    async def _verify(self, stored: Sequence[StoredFile]) -> None:
+        """Files that are in the store already, as the operator's process says."""
+        if not stored:
+            return
+        if self._store.direct is None:
+            raise PlatformError(
+                "operator.result_invalid",
+                "the operator's process reports files that Spark stored, and Spark has no access to the store",
+                value=stored[0].path,
+            )
+        await self._store.direct.verify(stored)

@@ -14,7 +14,7 @@ import msgspec
 
 from traceplane import telemetry
 from traceplane.adapters.object_cache import ObjectCache
-from traceplane.adapters.object_stores import object_store_for
+from traceplane.adapters.object_stores import bucket_store_for
 from traceplane.adapters.watched_files import WatchedFiles
 from traceplane.decoding.decoder_pool import Decoders
 from traceplane.errors import InvalidInput
@@ -26,11 +26,13 @@ from traceplane.sandbox.frames import Reach, ReachSpark
 from traceplane.sandbox.sandbox_settings import NO_NETWORK, SandboxSettings
 from traceplane.sandbox.sandboxes import Sandboxes
 from traceplane.settings import Settings, checked_code_paths
+from traceplane.spark import s3_jars
 from traceplane.spark.command import SparkSettings
 from traceplane.spark.servers import OneRemoteSpark, SparkServers
 from traceplane.wire.tasks import Resources
 from traceplane.worker.attempt import Attempts
 from traceplane.worker.code_cache import CodeCache
+from traceplane.worker.direct_store import DirectStore
 from traceplane.worker.dispatcher_client import DispatcherClient, patiently
 from traceplane.worker.environment_cache import EnvironmentCache
 from traceplane.worker.intake import Identity, Intake, LocalIntake, QueueIntake
@@ -87,7 +89,7 @@ async def _start(settings: Settings, name: str, opened: contextlib.AsyncExitStac
     environments = _environment_cache(settings, client)
     opened.push_async_callback(environments.close)
     intake = _intake(settings, runtime, name, client)
-    store = await _store(settings, opened)
+    store = await _store(settings, runtime, opened)
     spark = online_spark = None
     if SPARK in runtime.capabilities:
         spark = await _spark(settings, runtime, store, opened)
@@ -215,7 +217,7 @@ def _built_in_code() -> list[str]:
     return sorted({s.entrypoint.partition(":")[0] for s in specs if s.entrypoint and "python" in s.runtimes})
 
 
-async def _store(settings: Settings, opened: contextlib.AsyncExitStack) -> StoreOnDisk:
+async def _store(settings: Settings, runtime: Runtime, opened: contextlib.AsyncExitStack) -> StoreOnDisk:
     if settings.object_bucket is None:
         root = settings.object_store_root.resolve()
         if settings.object_store is None:
@@ -223,11 +225,27 @@ async def _store(settings: Settings, opened: contextlib.AsyncExitStack) -> Store
         return StoreOnDisk(inputs=root, outputs=root)
     if settings.object_cache is None:
         closed_folder(settings.object_cache_root)
+    bucket = bucket_store_for(settings)
     cache = await ObjectCache.open(
-        object_store_for(settings), settings.object_cache_root, limit_bytes=settings.object_cache_mb << 20
+        bucket, settings.object_cache_root, limit_bytes=settings.object_cache_mb << 20
     )
     opened.push_async_callback(cache.close)
-    return StoreOnDisk(inputs=cache.files, outputs=cache.outputs, cache=cache)
+    direct = None
+    if _is_direct(settings, runtime):
+        direct = DirectStore(bucket, most_seconds=settings.s3_task_seconds)
+        await direct.check()
+    return StoreOnDisk(inputs=cache.files, outputs=cache.outputs, cache=cache, direct=direct)
+
+
+def _is_direct(settings: Settings, runtime: Runtime) -> bool:
+    """Whether Spark reads and writes the bucket itself: it has a role to do so, and can reach it. A server in its
+    private network cannot, and is better confined."""
+    has_network = (
+        settings.spark_remote is not None
+        or not settings.spark_master.startswith("local")
+        or runtime.network is Network.ALWAYS
+    )
+    return settings.s3_task_role is not None and SPARK in runtime.capabilities and has_network
 
 
 async def _spark(
@@ -268,6 +286,8 @@ def _spark_settings(settings: Settings, store: StoreOnDisk) -> SparkSettings:
         memory_mb=settings.spark_memory_mb,
         disk_bytes=settings.spark_disk_mb << 20,
         quick=settings.spark_compiler == "quick",
+        jars=s3_jars.installed(settings.spark_jars_folder) if store.direct is not None else (),
+        conf=settings.spark_properties,
         allow_weak=settings.allow_weak_sandbox,
     )
 

@@ -26,6 +26,7 @@ from traceplane.secrets import references
 from traceplane.secrets.references import SecretName
 from traceplane.sql.spark_text import with_secrets
 from traceplane.wire.tasks import ClaimedTask, ColumnSchema, JobPayload
+from traceplane.worker.direct_store import Borrowed
 from traceplane.worker.hot_inputs import LocalInputs
 from traceplane.worker.store_on_disk import StoreOnDisk
 
@@ -38,8 +39,10 @@ def task_payload(
     spark: SparkAccess | None,
     *,
     query_field: str | None = None,
+    borrowed: Borrowed | None = None,
 ) -> TaskPayload:
-    """`query_field`: the field of the config that holds SQL. Raises InvalidInput for secrets that cannot be put in."""
+    """`query_field`: the field of the config that holds SQL. `borrowed`: what Spark's executors read and write
+    themselves. Raises InvalidInput for secrets that cannot be put in."""
     scope = task.scope
     values = _secret_values(job)
     partition = None
@@ -60,10 +63,10 @@ def task_payload(
         resume=tuple(task.resume),
         execution=_execution(task),
         spark=spark,
-        inputs=_inputs(task, job, store, local),
+        inputs=_inputs(task, job, store, local, borrowed or Borrowed()),
         views=tuple(InputView(view.name, view.sql, view.reads) for view in job.views),
         given=tuple(ResolvedInput(i.name, i.view, i.where, tuple(i.columns)) for i in job.given),
-        outputs=_outputs(task, job, store),
+        outputs=_outputs(task, job, store, borrowed or Borrowed()),
     )
 
 
@@ -94,7 +97,7 @@ def _named(job: JobPayload) -> Iterator[tuple[str, SecretName]]:
 
 
 def _inputs(
-    task: ClaimedTask, job: JobPayload, store: StoreOnDisk, local: LocalInputs
+    task: ClaimedTask, job: JobPayload, store: StoreOnDisk, local: LocalInputs, borrowed: Borrowed
 ) -> tuple[OperatorInput, ...]:
     files_by_input = task.input_files or [[] for _ in job.inputs]
     schemas = task.input_schemas or [None for _ in job.inputs]
@@ -103,11 +106,16 @@ def _inputs(
     for number, (declared, files, columns, times) in enumerate(
         zip(job.inputs, files_by_input, schemas, times_by_input, strict=True)
     ):
+        lent = borrowed.inputs.get(number)
         paths = store.input_paths(files)
+        if lent is not None:
+            paths = lent.paths
+        elif number in local.files:
+            paths = tuple(local.files[number])
         inputs.append(
             OperatorInput(
                 declared.name,
-                tuple(local.files[number]) if number in local.files else paths,
+                paths,
                 where=declared.where,
                 columns=_columns(columns or ()),
                 select=tuple(declared.columns),
@@ -115,28 +123,35 @@ def _inputs(
                 attached=local.attached.get(number, {}),
                 kept={
                     path: tuple(file.kept)
-                    for path, file in zip(paths, files, strict=True)
+                    for path, file in zip(paths, files, strict=number not in local.files)
                     if file.kept is not None
                 },
                 time_column=declared.time_column,
                 times=times,
+                access=lent.access if lent is not None else None,
+                bytes=lent.bytes if lent is not None else None,
             )
         )
     return tuple(inputs)
 
 
-def _outputs(task: ClaimedTask, job: JobPayload, store: StoreOnDisk) -> tuple[DeclaredOutput, ...]:
+def _outputs(
+    task: ClaimedTask, job: JobPayload, store: StoreOnDisk, borrowed: Borrowed
+) -> tuple[DeclaredOutput, ...]:
     existing = task.output_files or [[] for _ in job.outputs]
     return tuple(
         DeclaredOutput(
             declared.name,
             str(store.outputs / prefix),
-            store.input_paths(files),
+            borrowed.existing.get(number) or store.input_paths(files),
             _columns(declared.columns),
             tuple(declared.checks),
             tuple(declared.cluster_by),
+            borrowed.outputs.get(number),
         )
-        for declared, prefix, files in zip(job.outputs, task.write_prefixes, existing, strict=True)
+        for number, (declared, prefix, files) in enumerate(
+            zip(job.outputs, task.write_prefixes, existing, strict=True)
+        )
     )
 
 

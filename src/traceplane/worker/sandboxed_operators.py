@@ -20,6 +20,7 @@ from traceplane.spark.servers import OneRemoteSpark, Spark, SparkServers
 from traceplane.wire.tasks import Emission, EventOut
 from traceplane.worker import report
 from traceplane.worker.code_cache import CodeCache, JobCode
+from traceplane.worker.direct_store import Borrowed
 from traceplane.worker.dispatcher_client import DispatcherClient, patiently
 from traceplane.worker.environment_cache import Environment, EnvironmentCache
 from traceplane.worker.held_task import HeldTask
@@ -70,8 +71,11 @@ class SandboxedOperators:
             if environment is not None:
                 code = code.with_packages(environment.packages)
             sandbox = await self._sandboxes.for_job(network=job.network or operator.network)
+            borrowed = None
+            if spark is not None and self._store.direct is not None:
+                borrowed = await self._store.direct.lend(held.task, job, held.local)
             # No await from here to the run: the payload names the server that gets access to its folders.
-            assignment = self._assignment(held, operator, code, spark, environment)
+            assignment = self._assignment(held, operator, code, spark, environment, borrowed)
 
             async def on_events(events: list[EmittedEvent]) -> None:
                 await self._emit(held, report.events_of(events), traceparent)
@@ -85,7 +89,7 @@ class SandboxedOperators:
                 on_events=on_events if job.endless else None,
                 on_progress=on_progress,
                 timeout=None if job.endless else job.timeout_seconds,
-                grant=self._grant(held, spark, assignment.payload, environment)
+                grant=self._grant(held, spark, assignment.payload, environment, borrowed)
                 if spark is not None
                 else None,
             )
@@ -104,6 +108,7 @@ class SandboxedOperators:
         code: JobCode,
         spark: Spark | None,
         environment: Environment | None,
+        borrowed: Borrowed | None,
     ) -> Assignment:
         task, job = held.task, held.job
         entrypoint = entrypoint_of(job, operator)
@@ -115,7 +120,13 @@ class SandboxedOperators:
             entrypoint=entrypoint if spark is None else _SPARK_TASK,
             error_codes=tuple(error.code for error in operator.errors),
             payload=task_payload(
-                task, job, self._store, held.local, access, query_field=operator.query_field
+                task,
+                job,
+                self._store,
+                held.local,
+                access,
+                query_field=operator.query_field,
+                borrowed=borrowed,
             ),
             code_paths=code.paths,
             limits=run_limits(self._runtime, job),
@@ -124,7 +135,12 @@ class SandboxedOperators:
         )
 
     def _grant(
-        self, held: HeldTask, spark: Spark, payload: TaskPayload, environment: Environment | None
+        self,
+        held: HeldTask,
+        spark: Spark,
+        payload: TaskPayload,
+        environment: Environment | None,
+        borrowed: Borrowed | None,
     ) -> SparkGrant:
         """The generations that the task reads and writes, and the packages that its code needs; writable are only this
         attempt's folders."""
@@ -132,7 +148,8 @@ class SandboxedOperators:
         writable = [Path(output.folder) for output in payload.outputs if output.folder is not None]
         packages = [environment.folder] if environment is not None else []
         readable = [*self._store.readable_generations(held.task), *local, *packages]
-        return spark.granting(readable, writable, held.job.secrets.values())
+        hidden = [*held.job.secrets.values(), *(borrowed.secrets if borrowed is not None else ())]
+        return spark.granting(readable, writable, hidden)
 
     async def _emit(self, held: HeldTask, events: list[EventOut], traceparent: str | None) -> None:
         task = held.task

@@ -13,6 +13,7 @@ from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_store import StoredFile
 from traceplane.sandbox.assignment import Reuse
 from traceplane.wire.tasks import ClaimedTask, InputFile, JobPayload
+from traceplane.worker.direct_store import DirectStore
 
 _READABLE_BY_OTHERS = 0o005
 
@@ -25,6 +26,9 @@ class StoreOnDisk:
     outputs: Path
     cache: ObjectCache | None = None
     """Unset: the store is a folder, and files are read and written in place."""
+    direct: DirectStore | None = None
+    """Set: Spark's executors read and write the bucket themselves, and no file of a task passes through this machine
+    unless the platform or the operator's own process makes it."""
 
     def input_paths(self, files: Iterable[InputFile]) -> tuple[str, ...]:
         return tuple(str(self.inputs / file.path) for file in files)

@@ -1,0 +1,227 @@
+"""Spark's executors read and write a real S3 server that enforces policies, with the credentials of one task, and get
+nowhere with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+import pytest_asyncio
+from pyspark.errors import PySparkException
+from pyspark.sql.connect.session import SparkSession
+
+from tests.spark.bucket import BUCKET, bucket, jars
+from traceplane.adapters.object_store import StoredFile
+from traceplane.adapters.object_store_s3 import S3ObjectStore
+from traceplane.dataplane import bucket_files, bucket_writer, datasets
+from traceplane.dataplane.session import session
+from traceplane.model.dataset_schema import SchemaColumn
+from traceplane.model.task_payload import (
+    BucketAccess,
+    DeclaredOutput,
+    DirectOutput,
+    OperatorInput,
+    TaskPayload,
+)
+from traceplane.sdk import OperatorTask
+from traceplane.spark.command import SparkSettings
+from traceplane.spark.server import SparkServer
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
+
+GENERATION = f"o/{uuid4()}/{uuid4()}/{uuid4()}"
+OTHERS = f"o/{uuid4()}/{uuid4()}/{uuid4()}"
+COLUMNS = (SchemaColumn("n", "int64"), SchemaColumn("name", "string"))
+
+
+def attempt_of(generation: str) -> str:
+    return f"{generation}/staging/{uuid4()}/1/"
+
+
+@dataclass
+class Task:
+    """One attempt: what it may read and where it may write."""
+
+    source: OperatorInput
+    output: DirectOutput
+
+    def as_operator_sees_it(self, folder: Path) -> OperatorTask:
+        payload = TaskPayload(outputs=(DeclaredOutput("out", direct=self.output),))
+        return OperatorTask(
+            task_id="t", attempt=1, payload=payload, output_folders={"out": str(folder)}, temp_dir=str(folder)
+        )
+
+
+@dataclass
+class SparkOnS3:
+    spark: SparkSession
+    store: S3ObjectStore
+    folder: Path
+
+    async def put(self, generation: str, first: int) -> str:
+        path = f"{attempt_of(generation)}part-00000.parquet"
+        rows = {"n": range(first, first + 100), "name": [f"n{n}" for n in range(first, first + 100)]}
+        local = self.folder / uuid4().hex
+        parquet.write_table(pa.table({"n": pa.array(rows["n"], pa.int64()), "name": rows["name"]}), local)
+        await self.store.put(local, path)
+        return path
+
+    async def task(self, *files: str, generation: str = GENERATION) -> Task:
+        prefix = attempt_of(generation)
+        read = await self.store.task_access(files, [], "reader", seconds=900)
+        write = await self.store.task_access([], [prefix], "writer", seconds=900)
+        paths = tuple(f"s3a://{BUCKET}/data/{file}" for file in files)
+        source = OperatorInput("in", paths, columns=COLUMNS, access=_access(read), bytes=1)
+        return Task(source, DirectOutput(BUCKET, f"data/{prefix}", _access(write)))
+
+    def refusal(self, act: Any) -> str:
+        with pytest.raises(PySparkException) as refused:
+            act()
+        return str(refused.value)
+
+
+def _access(made: Any) -> BucketAccess:
+    return BucketAccess(made.access_key, made.secret_key, made.session_token, made.region, made.endpoint_url)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def on_s3(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SparkOnS3]:
+    loaded = jars()
+    folder = tmp_path_factory.mktemp("on-s3")
+    async with bucket(folder / "weed") as (store, _):
+        settings = SparkSettings(
+            folder=folder / "spark",
+            object_store=folder / "objects",
+            master="local[2]",
+            memory_mb=640,
+            quick=True,
+            jars=loaded,
+            allow_weak=True,
+        )
+        server = await SparkServer.start(settings)
+        try:
+            # In a thread, as all that waits for Spark: this one reads the server's log, or the server would stop.
+            yield SparkOnS3(await asyncio.to_thread(session, server.remote), store, folder)
+        finally:
+            await server.close()
+
+
+async def test_executors_read_the_files_of_their_task_and_write_below_its_prefix(
+    on_s3: SparkOnS3, tmp_path: Path
+) -> None:
+    files = [await on_s3.put(GENERATION, first) for first in (0, 100)]
+    task = await on_s3.task(*files)
+    sees = task.as_operator_sees_it(tmp_path)
+    rows = datasets.read(on_s3.spark, task.source).repartition(2, "n")
+
+    await asyncio.to_thread(bucket_files.write, sees, "out", rows, task.output)
+
+    written = sees.written["out"]
+    assert sum(file.rows for file in written.files) == 200
+    assert 0 in [file.statistics["n"].min for file in written.files]
+    assert [(c.name, c.type) for c in written.columns] == [("n", "int64"), ("name", "string")]
+    prefix = task.output.prefix.removeprefix("data/")
+    stored = {file.path: file.bytes async for page in on_s3.store.below(prefix) for file in page}
+    assert stored == {prefix + file.name: file.bytes for file in written.files}, "no other file, no folder"
+    again = replace(
+        task.source,
+        files=tuple(bucket_files.location(task.output, file.name) for file in written.files),
+        access=task.output.access,
+    )
+    rows = datasets.read(on_s3.spark, again)
+    assert sorted(row.n for row in await asyncio.to_thread(rows.collect)) == list(range(200))
+
+
+async def test_a_result_without_rows_keeps_its_columns(on_s3: SparkOnS3, tmp_path: Path) -> None:
+    task = await on_s3.task(await on_s3.put(GENERATION, 0))
+    sees = task.as_operator_sees_it(tmp_path)
+    empty = datasets.read(on_s3.spark, task.source).filter("n < 0")
+    await asyncio.to_thread(bucket_files.write, sees, "out", empty, task.output)
+    (file,) = sees.written["out"].files
+    assert (file.rows, file.stored) == (0, False)
+    assert [column.name for column in sees.written["out"].columns] == ["n", "name"]
+
+
+async def test_one_task_reaches_nothing_of_another(on_s3: SparkOnS3, tmp_path: Path) -> None:
+    """With its own credentials, with none, with those of the machine, and in the wake of the other's own reads."""
+    own, others = await on_s3.put(GENERATION, 0), await on_s3.put(OTHERS, 500)
+    beside = await on_s3.put(GENERATION, 900)  # of the same dataset, and not of this task
+    mine, theirs = await on_s3.task(own), await on_s3.task(others, generation=OTHERS)
+    await asyncio.to_thread(_reaches_nothing, on_s3, mine, theirs, beside)
+
+
+def _reaches_nothing(on_s3: SparkOnS3, mine: Task, theirs: Task, beside: str) -> None:
+    assert datasets.read(on_s3.spark, theirs.source).count() == 100, "the other one has used its credentials"
+    foreign = theirs.source.files[0]
+    spark = on_s3.spark
+
+    def read(path: str, **options: str) -> Any:
+        schema = "n long"
+        return lambda: spark.read.options(**options).schema(schema).parquet(path).count()
+
+    assert mine.source.access is not None
+    vended = bucket_files.read_options(mine.source.access)
+    assert "403" in on_s3.refusal(read(foreign, **vended))
+    assert "403" in on_s3.refusal(read(f"s3a://{BUCKET}/data/{beside}", **vended))
+    assert "403" in on_s3.refusal(read(f"s3a://{BUCKET}/data/o/", **vended)), "nor is anything listed"
+    writing = bucket_files.read_options(mine.output.access)
+    assert "403" in on_s3.refusal(read(foreign, **writing))
+    # The session's configuration, and no credentials at all.
+    bare = {
+        name: value
+        for name, value in vended.items()
+        if not name.endswith((".key", "session.token", "disable.cache"))
+    }
+    assert "No AWS Credentials" in on_s3.refusal(read(foreign, **bare))
+    for name, value in vended.items():
+        spark.conf.set(f"spark.hadoop.{name}", value)
+        spark.conf.set(name, value)
+    try:
+        assert "403" in on_s3.refusal(read(foreign))
+    finally:
+        for name in vended:
+            spark.conf.unset(f"spark.hadoop.{name}")
+            spark.conf.unset(name)
+    # What the machine may have.
+    chains = {
+        "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider",
+        "software.amazon.awssdk.auth.credentials.ProfileCredentialsProvider",
+        "org.apache.hadoop.fs.s3a.auth.IAMInstanceCredentialsProvider",
+    }
+    for chain in chains:
+        said = on_s3.refusal(read(foreign, **(bare | {"fs.s3a.aws.credentials.provider": chain})))
+        assert "redentials" in said, (chain, said[:300])
+
+
+async def test_nothing_is_written_beside_the_prefix_and_nothing_twice(
+    on_s3: SparkOnS3, tmp_path: Path
+) -> None:
+    others = await on_s3.put(OTHERS, 0)
+    task = await on_s3.task(await on_s3.put(GENERATION, 0))
+    access = task.output.access
+    target = bucket_writer.Target(
+        BUCKET,
+        task.output.prefix,
+        access.access_key,
+        access.secret_key,
+        access.session_token,
+        access.region,
+        access.endpoint_url,
+        b"",
+    )
+    bucket_writer._put(target, f"{task.output.prefix}x", memoryview(b"first"))
+    for key in (f"data/{others}", f"data/{GENERATION}/x", "x"):
+        with pytest.raises(RuntimeError, match="TRACEPLANE_NOT_STORED HTTP 403"):
+            bucket_writer._put(target, key, memoryview(b"forged"))
+    with pytest.raises(RuntimeError, match="TRACEPLANE_NOT_STORED HTTP 412"):
+        bucket_writer._put(target, f"{task.output.prefix}x", memoryview(b"second"))
+    prefix = task.output.prefix.removeprefix("data/")
+    assert await on_s3.store.read(StoredFile(f"{prefix}x", 5), 0, 5) == b"first"

@@ -1,0 +1,52 @@
+"""Only jars with the recorded checksums are loaded."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from traceplane.errors import InvalidInput, PlatformError
+from traceplane.spark import s3_jars
+from traceplane.spark.s3_jars import Jar
+
+
+@pytest.fixture
+def one_jar(monkeypatch: pytest.MonkeyPatch) -> Jar:
+    jar = Jar("group", "thing", "1.0", hashlib.sha256(b"content").hexdigest())
+    monkeypatch.setattr(s3_jars, "needed", lambda: [jar])
+    return jar
+
+
+def test_the_list_names_each_jar_with_version_and_checksum() -> None:
+    jars = s3_jars.needed()
+    assert len({jar.name for jar in jars}) == len(jars) > 30
+    assert all(len(jar.sha256) == 64 and jar.version[0].isdigit() for jar in jars)
+
+
+def test_a_missing_jar_is_named_with_what_to_do(one_jar: Jar, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"spark.jars_missing.*thing-1.0.jar.*traceplane spark jars"):
+        s3_jars.installed(tmp_path)
+
+
+def test_a_jar_with_another_content_is_neither_loaded_nor_copied(one_jar: Jar, tmp_path: Path) -> None:
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    source.mkdir()
+    (source / one_jar.name).write_bytes(b"other")
+    with pytest.raises(PlatformError, match=r"spark\.jar_altered"):
+        s3_jars.copy(source, folder)
+    with pytest.raises(PlatformError, match=r"spark\.jar_altered"):
+        s3_jars.installed(source)
+    (source / one_jar.name).write_bytes(b"content")
+    assert s3_jars.copy(source, folder) == 1
+    assert s3_jars.installed(folder) == ((folder / one_jar.name).resolve(),)
+    assert s3_jars.copy(source, folder) == 0
+
+
+def test_without_maven_the_other_way_is_named(
+    one_jar: Jar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InvalidInput, match=r"spark\.no_maven.*--from"):
+        s3_jars.fetch(tmp_path)
