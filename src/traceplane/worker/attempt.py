@@ -21,6 +21,7 @@ from traceplane.worker import report
 from traceplane.worker.dispatcher_client import DispatcherClient
 from traceplane.worker.held_task import HeldTask
 from traceplane.worker.hot_inputs import fetched
+from traceplane.worker.sandboxed_operators import lends
 from traceplane.worker.store_on_disk import StoreOnDisk, granted_files
 
 _LOG_LINES_KEPT = 20
@@ -102,7 +103,8 @@ class Attempts:
     ) -> RunResult:
         task, job = held.task, held.job
         async with AsyncExitStack() as during:
-            if self._store.cache is not None and (self._store.direct is None or task.hot_inputs):
+            lent = self._store.direct is not None and lends(held.operator)
+            if self._store.cache is not None and (not lent or task.hot_inputs):
                 await during.enter_async_context(self._store.cache.holding(granted_files(task)))
             if task.hot_inputs:
                 hot_rows = fetched(

@@ -72,7 +72,7 @@ class SandboxedOperators:
                 code = code.with_packages(environment.packages)
             sandbox = await self._sandboxes.for_job(network=job.network or operator.network)
             borrowed = None
-            if spark is not None and self._store.direct is not None:
+            if spark is not None and self._store.direct is not None and lends(operator):
                 borrowed = await self._store.direct.lend(held.task, job, held.local)
             # No await from here to the run: the payload names the server that gets access to its folders.
             assignment = self._assignment(held, operator, code, spark, environment, borrowed)
@@ -160,6 +160,12 @@ class SandboxedOperators:
         if answer.outcome != "ok":
             message = f"the task's events were not accepted: it is {answer.outcome}"
             raise PlatformError(f"task.{answer.outcome}", message)
+
+
+def lends(operator: OperatorSpec | None) -> bool:
+    """Whether Spark's executors may read and write the bucket themselves for its tasks. What splits its work by itself
+    has files in folders."""
+    return operator is None or not operator.splits_on_spark
 
 
 def _usable_operator(held: HeldTask) -> OperatorSpec:
