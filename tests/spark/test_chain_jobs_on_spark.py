@@ -36,7 +36,9 @@ jobs:
 - name: parts-check
   runtime: spark
   operator: integrity_check
-  inputs: [{{from: {{dataset: parts.blocks}}}}, {{from: {{dataset: parts.logs}}}}]
+  inputs:
+  - {{name: blocks, from: {{dataset: parts.blocks}}}}
+  - {{name: logs, from: {{dataset: parts.logs}}}}
   outputs: [{{name: found, dataset: parts.found}}]
   config: {{endpoints: ["{url}"], chunk_blocks: 5, spark_parts: 2}}
 """

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from traceplane.client import Client
 from traceplane.client.results import Pieces
 from traceplane.datasources import options
-from traceplane.datasources.filters import as_sql, bounds, quoted
+from traceplane.datasources.filters import as_sql, quoted
 from traceplane.errors import InvalidInput
 from traceplane.iceberg.states import state_of
 from traceplane.wire.iceberg import CatalogConfig
@@ -111,32 +111,29 @@ class TraceplaneReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """A partition is the text of its query."""
         conditions = [text for one in self._filters if (text := as_sql(one)) is not None]
-        return [InputPartition(self._query([*conditions, *part])) for part in self._parts()]
+        return [InputPartition(self._query([*conditions, *part])) for part in self._parts(conditions)]
 
-    def _query(self, conditions: list[str]) -> str:
-        columns = ", ".join(quoted(name) for name in self._schema.fieldNames()) or "*"
+    def _query(self, conditions: list[str], columns: str | None = None) -> str:
+        columns = columns or ", ".join(map(quoted, self._schema.fieldNames()))
         where = f" where {' and '.join(conditions)}" if conditions else ""
         return f"select {columns} from {quoted(self._chosen.path)}{where}"  # noqa: S608 -- names are quoted
 
-    def _parts(self) -> list[list[str]]:
+    def _parts(self, conditions: list[str]) -> list[list[str]]:
         """Conditions that share out the rows. The outer ranges have no ends, so that no row is left out."""
         if self._chosen.parts == 1 or self._moment.time is None:
             return [[]]
-        detail = self._chosen.client().dataset(self._chosen.path)
-        position, coverage = detail.position, detail.dataset.coverage
-        of_position = next((column for column in detail.columns if column.name == position), None)
-        whole = of_position is not None and of_position.type in ("int8", "int16", "int32", "int64")
-        if (
-            position is None
-            or not whole
-            or coverage is None
-            or coverage.first is None
-            or coverage.last is None
-        ):
+        client = self._chosen.client()
+        position = client.datasets.get(self._chosen.path).position
+        if position is None:
             return [[]]
-        first, last = bounds(self._filters, position).within(coverage.first, coverage.last)
-        cuts = _cuts(first, last, self._chosen.parts)
         column = quoted(position)
+        ends = client.query(
+            self._query(conditions, f"min({column}), max({column})"), **self._moment.arguments
+        )
+        first, last = (end.as_py() for end in (ends[0][0], ends[1][0]))
+        if type(first) is not int or type(last) is not int:
+            return [[]]
+        cuts = _cuts(first, last, self._chosen.parts)
         if not cuts:
             return [[]]
         return [

@@ -40,7 +40,7 @@ from traceplane.worker.wrapper import Wrapper
 
 # pyarrow imports pandas when it makes its first array: a second, for each task, if nobody did it before.
 _PRELOAD = ("pyarrow.parquet", "pandas", "pyarrow.pandas_compat", "aiohttp")
-_PRELOAD_SPARK = ("pyarrow.parquet", "pandas", "pyarrow.pandas_compat", "traceplane.dataplane.task")
+_PRELOAD_SPARK = (*_PRELOAD, "traceplane.dataplane.task")
 
 
 async def run(
