@@ -12,11 +12,15 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.chain.conftest import hash_of, patient
+from tests.gateway_http import GatewayHttp
+from tests.iceberg.served_shop import ServedShop
+from tests.query.published import Shop
+from traceplane.auth.roles import Role
 from traceplane.chain.errors import RpcInconsistent
 from traceplane.chain.extract import fetch_range
 from traceplane.chain.rpc import RpcClient
 from traceplane.chain.simulated.server import Simulator, serve
-from traceplane.datasources import EvmDataSource
+from traceplane.datasources import EvmDataSource, TraceplaneDataSource
 from traceplane.datasources.evm import EvmOptions, EvmReader, EvmStreamReader
 from traceplane.errors import InvalidInput
 from traceplane.testing import local_spark
@@ -29,6 +33,7 @@ def session() -> Iterator[Any]:
     with local_spark() as spark:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
         spark.dataSource.register(EvmDataSource)
+        spark.dataSource.register(TraceplaneDataSource)
         yield spark
 
 
@@ -63,7 +68,7 @@ async def test_spark_reads_every_table_and_asks_only_for_the_blocks_of_a_filter(
     def few() -> list[Any]:
         frame = reader.option("table", "logs").option("columns", "block_number, address").load()
         assert frame.columns == ["block_number", "address"]
-        return frame.filter("block_number between 10 and 12 or block_number = 11").collect()
+        return frame.filter("block_number between 10 and 12").collect()
 
     rows_of_three = await asyncio.to_thread(few)
     assert len(rows_of_three) == len(chain["logs"].filter(pc.field("block_number").isin([10, 11, 12])))
@@ -126,6 +131,22 @@ async def test_a_stream_of_spark_continues_from_its_checkpoint(
     assert await asyncio.to_thread(run) == list(range(30, 41))
     node.ledger.mine(3)
     assert await asyncio.to_thread(run) == list(range(30, 44))
+
+
+async def test_spark_reads_a_dataset_of_a_gateway_side_by_side(
+    session: Any, database_url: str, tmp_path: Path
+) -> None:
+    async with Shop.open(database_url, tmp_path / "objects") as shop, GatewayHttp.open(shop.plane) as http:
+        served = ServedShop(shop, http, await http.token(Role.ADMIN))
+        expected = await served.query('select id, customer, day from "shop.orders" where id > 30 order by id')
+
+        def read() -> pa.Table:
+            reader = session.read.format("traceplane").options(url=served.url, token=served.token, parts="3")
+            frame = reader.load("shop.orders").filter("id > 30")
+            assert frame.rdd.getNumPartitions() == 3
+            return frame.select("id", "customer", "day").orderBy("id").toArrow()
+
+        assert (await asyncio.to_thread(read)).to_pylist() == expected.to_pylist()
 
 
 @pytest.mark.parametrize(

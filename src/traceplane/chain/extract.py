@@ -9,7 +9,7 @@ a range never mixes two forks: if the chain moves while a long range streams, th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -208,7 +208,7 @@ def stream_spans_sync(
     *,
     cross_check: bool = False,
     parent_hash: str | None = None,
-) -> Iterator[Chunk]:
+) -> Generator[Chunk, None, None]:
     """`stream_spans` in the same way."""
     make = partial(stream_spans, every=every, tables=tables, cross_check=cross_check, parent_hash=parent_hash)
     return _in_sync(settings, make)
@@ -216,7 +216,7 @@ def stream_spans_sync(
 
 def _in_sync(
     settings: RpcSettings, make: Callable[[RpcClient], AsyncGenerator[Chunk, None]]
-) -> Iterator[Chunk]:
+) -> Generator[Chunk, None, None]:
     async def chunks() -> AsyncGenerator[Chunk, None]:
         async with RpcClient(settings) as client, aclosing(make(client)) as opened:
             async for chunk in opened:

@@ -23,8 +23,8 @@ from pyspark.sql.types import StructType
 
 from traceplane.client import Client
 from traceplane.client.results import Pieces
-from traceplane.datasources import options
 from traceplane.datasources.filters import as_sql, quoted
+from traceplane.datasources.options import read, selected
 from traceplane.errors import InvalidInput
 from traceplane.iceberg.states import state_of
 from traceplane.wire.iceberg import CatalogConfig
@@ -81,9 +81,9 @@ class Moment:
 
 
 class TraceplaneDataSource(DataSource):
-    def __init__(self, options_: Any) -> None:
-        super().__init__(options_)
-        self._chosen = options.read(options_, DatasetOptions, {})
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._chosen = read(options, DatasetOptions, {})
         self._moment = Moment.of(self._chosen)
 
     @classmethod
@@ -93,7 +93,7 @@ class TraceplaneDataSource(DataSource):
     def schema(self) -> StructType:
         sql = f"select * from {quoted(self._chosen.path)} limit 0"  # noqa: S608 -- its name is quoted
         schema = self._chosen.client().query(sql, **self._moment.arguments).schema
-        return from_arrow_schema(options.selected(schema, self._chosen.columns))
+        return from_arrow_schema(selected(schema, self._chosen.columns))
 
     def reader(self, schema: StructType) -> TraceplaneReader:
         return TraceplaneReader(self._chosen, self._moment, schema)

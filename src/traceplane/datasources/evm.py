@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Annotated, Any, Literal
 
 import pyarrow as pa
@@ -21,6 +22,12 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from traceplane.chain.errors import BeyondHead, RpcInconsistent
@@ -29,8 +36,8 @@ from traceplane.chain.operators.config import ClientConfig
 from traceplane.chain.operators.parts import shared
 from traceplane.chain.rpc import RpcClient
 from traceplane.chain.tables import SCHEMAS
-from traceplane.datasources import options
 from traceplane.datasources.filters import Bounds, bounds
+from traceplane.datasources.options import read, selected
 
 _POSITION = "block_number"
 _Block = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -61,16 +68,16 @@ class EvmOptions(ClientConfig, frozen=True, kw_only=True):
 
 
 class EvmDataSource(DataSource):
-    def __init__(self, options_: Any) -> None:
-        super().__init__(options_)
-        self._chosen = options.read(options_, EvmOptions, {"endpoint": "endpoints"})
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._chosen = read(options, EvmOptions, {"endpoint": "endpoints"})
 
     @classmethod
     def name(cls) -> str:
         return "evm"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(options.selected(SCHEMAS[self._chosen.table], self._chosen.columns))
+        return from_arrow_schema(selected(SCHEMAS[self._chosen.table], self._chosen.columns))
 
     def reader(self, schema: StructType) -> EvmReader:
         return EvmReader(self._chosen, schema.fieldNames())
@@ -93,7 +100,7 @@ class _Blocks:
 
     def __init__(self, chosen: EvmOptions, columns: Sequence[str]) -> None:
         self._chosen = chosen
-        self._columns = options.selected(SCHEMAS[chosen.table], columns).names
+        self._columns = selected(SCHEMAS[chosen.table], columns).names
 
     async def plan(
         self, client: RpcClient, first: int, last: int, parent_hash: str | None = None
@@ -125,14 +132,15 @@ class _Blocks:
             cross_check=chosen.cross_check,
             parent_hash=partition.parent_hash,
         )
-        for chunk in chunks:
-            if chunk.last == partition.last and chunk.last_hash != partition.last_hash:
-                raise RpcInconsistent(
-                    f"block {chunk.last} was {partition.last_hash} when the read was planned",
-                    value=chunk.last_hash,
-                    next_step="the chain has moved; read again",
-                )
-            yield from chunk.tables[chosen.table].select(self._columns).to_batches()
+        with closing(chunks):
+            for chunk in chunks:
+                if chunk.last == partition.last and chunk.last_hash != partition.last_hash:
+                    raise RpcInconsistent(
+                        f"block {chunk.last} was {partition.last_hash} when the read was planned",
+                        value=chunk.last_hash,
+                        next_step="the chain has moved; read again",
+                    )
+                yield from chunk.tables[chosen.table].select(self._columns).to_batches()
 
     def client(self) -> RpcClient:
         return RpcClient(self._chosen.client())
@@ -164,8 +172,11 @@ class EvmReader(DataSourceReader):
         return self._blocks.read(partition)
 
 
-class EvmStreamReader(DataSourceStreamReader):
+class EvmStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """An offset is the last block that was read, and its hash."""
+
+    _target: int | None = None
+    """The last block of a stream that ends once it has read what is there."""
 
     def __init__(self, chosen: EvmOptions, columns: Sequence[str]) -> None:
         self._chosen, self._blocks = chosen, _Blocks(chosen, columns)
@@ -173,15 +184,26 @@ class EvmStreamReader(DataSourceStreamReader):
     def initialOffset(self) -> dict[str, Any]:
         return {"block": self._chosen.from_block - 1, "hash": ""}
 
-    def latestOffset(self, start: dict[str, Any] | None = None, limit: object = None) -> dict[str, Any]:
-        return asyncio.run(self._latest(start or self.initialOffset()))
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._chosen.max_blocks)  # of blocks: Spark hands it back and counts nothing
 
-    async def _latest(self, start: dict[str, Any]) -> dict[str, Any]:
+    def prepareForTriggerAvailableNow(self) -> None:
+        async def head() -> int:
+            async with self._blocks.client() as client:
+                return await client.head()
+
+        self._target = asyncio.run(head()) - self._chosen.confirmations
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit | None = None) -> dict[str, Any]:
+        most = None if isinstance(limit, ReadAllAvailable) else self._chosen.max_blocks
+        return asyncio.run(self._latest(start, most))
+
+    async def _latest(self, start: dict[str, Any], most: int | None) -> dict[str, Any]:
         async with self._blocks.client() as client:
-            reached = await client.head() - self._chosen.confirmations
-            if self._chosen.to_block is not None:
-                reached = min(reached, self._chosen.to_block)
-            end = min(reached, start["block"] + self._chosen.max_blocks)
+            ends = [await client.head() - self._chosen.confirmations, self._chosen.to_block, self._target]
+            if most is not None:
+                ends.append(start["block"] + most)
+            end = min(end for end in ends if end is not None)
             if end <= start["block"]:
                 return start
             before, last = await client.headers([max(0, start["block"]), end])

@@ -13,7 +13,8 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -75,9 +76,9 @@ class Range:
     def chunks_of(self, part: int) -> list[Span]:
         return spans(self.first, self.last, self.chunk_blocks)[part :: self.parts]
 
-    def read(self, part: int) -> Iterator[Chunk]:
-        return stream_spans_sync(
-            self.settings, self.chunks_of(part), self.tables, cross_check=self.cross_check
+    def read(self, part: int) -> closing[Generator[Chunk, None, None]]:
+        return closing(
+            stream_spans_sync(self.settings, self.chunks_of(part), self.tables, cross_check=self.cross_check)
         )
 
 
@@ -157,9 +158,10 @@ class Ingest:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Done]:
         for batch in batches:
             for part in batch.column(0).to_pylist():
-                for chunk in self.blocks.read(part):
-                    made = msgspec.json.encode(self._write(chunk)).decode()
-                    yield Done(chunk.first, chunk.last, chunk.parent_hash, chunk.last_hash, made)
+                with self.blocks.read(part) as chunks:
+                    for chunk in chunks:
+                        made = msgspec.json.encode(self._write(chunk)).decode()
+                        yield Done(chunk.first, chunk.last, chunk.parent_hash, chunk.last_hash, made)
 
     def _write(self, chunk: Chunk) -> dict[str, list[str]]:
         # Spark may run a part twice, at the same time even: no two write to one file.
@@ -193,11 +195,11 @@ class Check:
         first = next(by_chunk, None)
         if first is None:
             return
-        chunks = self.blocks.read(first[0] % self.blocks.parts)
-        for (_, of_blocks), chunk in zip(_chained(first, by_chunk), chunks, strict=True):
-            found = of_chunk(chunk, self._summaries(of_blocks))
-            made = msgspec.json.encode([asdict(one) for one in found]).decode()
-            yield Done(chunk.first, chunk.last, chunk.parent_hash, chunk.last_hash, made)
+        with self.blocks.read(first[0] % self.blocks.parts) as chunks:
+            for (_, of_blocks), chunk in zip(_chained(first, by_chunk), chunks, strict=True):
+                found = of_chunk(chunk, self._summaries(of_blocks))
+                made = msgspec.json.encode([asdict(one) for one in found]).decode()
+                yield Done(chunk.first, chunk.last, chunk.parent_hash, chunk.last_hash, made)
 
     def _summaries(self, rows: Iterable[dict[str, Any]]) -> dict[str, BlockSummary]:
         summaries = {name: BlockSummary() for name in self.committed}
