@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.chain.conftest import patient
-from tests.platform import until
+from tests.platform import OPERATORS, until
 from tests.spark.conftest import SparkPlatform, descendants
 from traceplane.chain.extract import fetch_range
 from traceplane.chain.rpc import RpcClient
@@ -44,14 +44,26 @@ jobs:
 """
 
 
-def python_processes(spark: SparkPlatform) -> list[int]:
-    """Those that Spark's server for operators with the network has started for parts."""
+def launchers(spark: SparkPlatform) -> list[int]:
+    """Of the server for users' code and, if that has no network, of the one for operators that need it."""
     lines = [
         json.loads(line) for line in spark.platform.logs("spark-1").splitlines() if "spark.ready" in line
     ]
-    if len(lines) < 2:
-        return []
-    below = descendants(int(lines[-1]["pid"]))
+    apart = [line for line in lines if "network_namespace" in line["isolation"]]
+    others = [line for line in lines if line not in apart]
+    return [int(of_kind[-1]["pid"]) for of_kind in (apart, others) if of_kind]
+
+
+def search_path(launcher: int) -> str:
+    """Where Spark's processes look for modules first."""
+    (jvm,) = (pid for pid in descendants(launcher) if b"SparkConnectServer" in _command_line(pid))
+    variables = Path(f"/proc/{jvm}/environ").read_text().split("\0")
+    return dict(variable.partition("=")[::2] for variable in variables)["PYTHONPATH"]
+
+
+def python_processes(spark: SparkPlatform) -> list[int]:
+    """Those that Spark has started for parts."""
+    below = descendants(launchers(spark)[-1])
     daemons = [pid for pid in below if b"pyspark.daemon" in _command_line(pid)]
     return [pid for pid in daemons if os.path.exists(f"/proc/{pid}") and _parent(pid) in daemons]
 
@@ -92,6 +104,11 @@ async def test_ranges_are_read_in_parts_though_a_python_process_of_spark_is_kill
         assert await spark.platform.states("parts-ingest") == {"completed": 1}
         assert await spark.platform.states("parts-check") == {"completed": 1}
         assert await spark.rows("parts.found") == []
+
+        if len(servers := launchers(spark)) == 2:
+            of_users, with_network = map(search_path, servers)
+            assert str(OPERATORS) in of_users
+            assert with_network == "", "none of the users' code where there is a network"
 
         node.faults.arm(Fault("stall", requests=None, seconds=600, methods=["eth_getLogs"]))
         await emit(spark, 21, 60)
