@@ -28,6 +28,7 @@ ROUNDS_BUDGET = 120.0
 """Seconds; a busy machine gets fewer rounds."""
 TABLES = ("blocks", "transactions", "logs")
 PEER = "ethereum-etl"
+SPARK_PARTS = (1, 2, 4)
 
 DAG = """
 version: 1
@@ -35,14 +36,14 @@ dag: {name}
 jobs:
 - {{name: go, activation: source, source: {{kind: manual}}, outputs: [{{dataset: {name}.in}}]}}
 - name: ingest
-  runtime: python
+  runtime: {runtime}
   operator: range_ingest
   inputs: [{{from: {{job: go}}}}]
   outputs:
   - {{name: blocks, dataset: {name}.blocks}}
   - {{name: transactions, dataset: {name}.transactions}}
   - {{name: logs, dataset: {name}.logs}}
-  config: {{endpoints: ["{node}"], chunk_blocks: 250}}
+  config: {{endpoints: ["{node}"], chunk_blocks: 250, spark_parts: {parts}}}
 """
 
 Progress = Callable[[str], None]
@@ -87,18 +88,26 @@ def run(database_url: str, progress: Progress) -> list[results.Row]:
                 continue
             theirs.append(sum(counts.values()) / told["seconds"])
             progress(f"backfill, round {number + 1}, {PEER}: {theirs[-1]:,.0f} rows/s")
+        in_parts = {}
+        for parts in SPARK_PARTS:
+            counts, seconds = asyncio.run(_ours(database_url, node, parts))
+            in_parts[parts] = sum(counts.values()) / seconds
+            progress(f"backfill on Spark, parts: {parts}, Traceplane: {in_parts[parts]:,.0f} rows/s")
+    measured = {"backfill of blocks, transactions and logs": median(ours)}
+    measured |= {f"the same on Spark, parts: {parts}": rate for parts, rate in in_parts.items()}
     return [
         results.compare(
             suite="spark",
-            name="backfill of blocks, transactions and logs",
+            name=name,
             unit="rows/s",
             better="higher",
-            ours=median(ours),
+            ours=rate,
             peer=f"{PEER} {environments.pinned_version(PEER)}",
             theirs=median(theirs) if theirs and not note else None,
             bar=5.0,
             note=note,
         )
+        for name, rate in measured.items()
     ]
 
 
@@ -108,21 +117,25 @@ async def _compute_all_blocks(node: str) -> None:
             await fetch_range(client, first, min(first + 500, BLOCKS) - 1, TABLES)
 
 
-async def _ours(url: str, node: str) -> tuple[dict[str, int], float]:
-    """Rows that are committed for the range, and the seconds from the call to the last commit."""
-    async with ours_control.stand(url, dag=DAG, node=node) as made:
-        commands = (made.command("dispatcher"), made.command("worker", "--runtime", "python"))
+async def _ours(url: str, node: str, parts: int | None = None) -> tuple[dict[str, int], float]:
+    """Rows that are committed for the range, and the seconds from the call to the last commit. With `parts`, on Spark,
+    as one task; otherwise in several tasks at a time."""
+    runtime, tasks = ("python", TASKS) if parts is None else ("spark", 1)
+    async with ours_control.stand(url, dag=DAG, node=node, runtime=runtime, parts=parts or 1) as made:
+        commands = (made.command("dispatcher"), made.command("worker", "--runtime", runtime))
         changes = {
             "TRACEPLANE_WORKER_CONCURRENCY": str(SLOTS),
+            "TRACEPLANE_SPARK_MASTER": f"local[{parts or 1}]",
             "TRACEPLANE_OPERATOR_NETWORK_ALLOW": "127.0.0.1",
         }
         with (
             ours_control.environment(changes),
             measure.worker_processes(*commands),
         ):
-            await _backfill(made, BLOCKS // TASKS // 4, last=BLOCKS // TASKS - 1)  # everything is warm
+            warm = BLOCKS // TASKS if parts is None else BLOCKS
+            await _backfill(made, warm // 4, last=warm // 4 * (1 if parts else 4) - 1)  # everything is warm
             began = time.monotonic()
-            await _backfill(made, BLOCKS // TASKS, last=BLOCKS - 1)
+            await _backfill(made, BLOCKS // tasks, last=BLOCKS - 1)
             seconds = time.monotonic() - began
             return await _committed(made), seconds
 
