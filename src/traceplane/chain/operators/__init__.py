@@ -4,6 +4,7 @@
     block_follower   source: one event per block, and one more for each block that a reorg changes
     config           what each operator accepts in `config`, checked at deploy and when it runs
     integrity_check  compares committed rows with the node: one row per discrepancy
+    parts            a range in parts, which run in parallel in Spark's Python processes
     range_ingest     the chain tables of a task's scope, checked against the event that caused the task
     specs            the operators, as listed in the catalog
 
