@@ -194,7 +194,8 @@ class LambdaService:
             await asyncio.wait((ending,), timeout=0.05)
             if function.current is not None and time.time() > function.current.deadline:
                 why = f"timed out after {function.timeout:.2f} seconds"
-                process.kill()
+                with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                    process.kill()
         call, function.current = function.current, None
         if call is None and not function.waiting.empty():
             call = function.waiting.get_nowait()  # its module could not be imported

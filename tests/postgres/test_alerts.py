@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -418,7 +417,7 @@ async def test_silenced_alerts_are_recorded_but_not_sent(chain: Chain) -> None:
 
 
 async def test_many_silences_and_rows_do_not_hold_up_the_dispatcher(chain: Chain) -> None:
-    """3,000 silences, which are more than may be, and 9,000 rows: nobody waits for a second."""
+    """3,000 silences, which are more than may be, and 9,000 rows: others have their turn all the while."""
     await chain.plane.deploy(DAG + "  throttle: {most: 1, per: 1h, each: subject}\n")
     await chain.plane.sql(
         "insert into alert_silences (org_id, alert, subject, ends_at, reason, created_by)"
@@ -426,20 +425,20 @@ async def test_many_silences_and_rows_do_not_hold_up_the_dispatcher(chain: Chain
         " from orgs, generate_series(1, 3000) n"
     )
     await chain.load(1)
-    waits: list[float] = []
+    turns = 0
 
     async def others() -> None:
+        nonlocal turns
         while True:
-            began = time.perf_counter()
             await asyncio.sleep(0.001)
-            waits.append(time.perf_counter() - began)
+            turns += 1
 
     waiting = asyncio.create_task(others())
     await chain.evaluate(b1=found(*((1, f"t{n}") for n in range(1, 9001))))
     waiting.cancel()
     suppressed = await chain.suppressed()
     assert (suppressed.count("silenced"), suppressed.count(None)) == (3000, 6000)
-    assert max(waits) < 5
+    assert turns > 100
 
 
 async def test_a_throttle_counts_in_the_database_what_was_sent(

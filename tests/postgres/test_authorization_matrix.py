@@ -244,7 +244,8 @@ async def served(app: App, port: int = 0) -> AsyncIterator[aiohttp.ClientSession
     stop, bound = asyncio.Event(), asyncio.get_running_loop().create_future()
     server = asyncio.create_task(serve(app, port=port, stop=stop, bound=bound, grace=1.0))
     try:
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{await bound}") as session:
+        patient = aiohttp.ClientTimeout(total=600, sock_connect=600)  # thousands of calls, on a busy machine
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{await bound}", timeout=patient) as session:
             yield session
     finally:
         stop.set()
