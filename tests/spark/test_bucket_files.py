@@ -5,6 +5,7 @@ nowhere with them.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,8 +110,11 @@ async def on_s3(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Spark
         server = await SparkServer.start(settings)
         try:
             # In a thread, as all that waits for Spark: this one reads the server's log, or the server would stop.
-            yield SparkOnS3(await asyncio.to_thread(session, server.remote), store, folder)
+            opened = await asyncio.to_thread(session, server.remote)
+            yield SparkOnS3(opened, store, folder)
+            await asyncio.to_thread(opened.stop)
         finally:
+            os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)  # other tests have sessions of another kind
             await server.close()
 
 
