@@ -99,7 +99,9 @@ class SandboxedOperators:
             return self._spark
         scope = held.task.scope
         is_one = scope is None or scope.first == scope.last
-        return None if is_one else self._online_spark or self._spark
+        # Parts write into the attempt's folder, which executors that use the bucket themselves need not share.
+        shares_no_folder = self._store.direct is not None and self._online_spark is None
+        return None if is_one or shares_no_folder else self._online_spark or self._spark
 
     def _assignment(
         self,
