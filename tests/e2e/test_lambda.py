@@ -199,7 +199,11 @@ async def test_a_function_that_does_not_end_in_time_is_reported_before_lambda_en
     error = await error_of(platform)
     assert error["code"] == "operator.timeout"
     assert "the time that Lambda leaves it" in error["message"]
-    assert hang.answered == [b'{"accepted": true}'], "its process could take another call"
+
+    async def answered() -> bool:
+        return hang.answered == [b'{"accepted": true}']
+
+    await until(answered, what="its process can take another call")
 
 
 async def test_a_canceled_task_ends_its_function(

@@ -109,7 +109,7 @@ FROM_A_UDF = (
     Probe("traces the launcher", "trace_launcher", (), "EPERM", "EPERM"),
     harmless("has no capability and gets none", "identity", outcome=r"'CapInh': 0, 'CapPrm': 0, 'CapEff': 0, .*'CapAmb': 0, 'NoNewPrivs': 1, 'Seccomp': 2"),
     # The server's token is the tasks' own: their process has it too.
-    harmless("finds no secret in its environment but the token of its own server", "unusual_environment", outcome=r"did: \['SPARK_CONNECT_AUTHENTICATE_TOKEN'(, 'SPARK_JOB_ARTIFACT_UUID')?\]$"),
+    harmless("finds no secret in its environment but the token of its own server", "unusual_environment", outcome=r"did: \['AWS_EC2_METADATA_DISABLED', 'SPARK_CONNECT_AUTHENTICATE_TOKEN'(, 'SPARK_JOB_ARTIFACT_UUID')?\]$"),
     Probe("makes a user namespace", "call", (272, 97, 0x10000000), "EPERM", "EPERM"),
     Probe("makes a mount namespace", "call", (272, 97, 0x00020000), "EPERM", "EPERM"),
     Probe("clones into a namespace", "call", (56, 220, 0x10000000 | 17), "EPERM", "EPERM"),

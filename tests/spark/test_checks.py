@@ -262,7 +262,7 @@ async def test_what_spark_writes_itself_is_checked_too(spark: SparkPlatform) -> 
             "not_null_nothing names the unknown column 'nothing'; there are block, n",
         ),
         ("unfit", "accepted: {column: n, values: [x]}", "accepted_n does not fit n: write a number"),
-        ("nocond", "expression: n + 1", "cannot be computed: [DATATYPE_MISMATCH"),
+        ("nocond", "expression: 'coalesce(n, 1)'", "cannot be computed: [DATATYPE_MISMATCH"),
     ],
 )
 async def test_a_check_that_does_not_fit_the_rows_says_so(
