@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "trigger run": (PROCESS, []),
     "trigger doctor": (DATABASE, []),
     "operators": (LOCAL, []),
+    "spark jars": (LOCAL, []),
     "init": (DATABASE, []),
     "org create": (DATABASE, ["acme"]),
     "org list": (DATABASE, []),
