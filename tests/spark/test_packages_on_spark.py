@@ -55,7 +55,10 @@ async def test_two_jobs_of_one_server_run_functions_with_different_versions_of_a
     assert exit_code == 0, printed
     await spark.platform.emit("packs.in", [1])
     await spark.platform.emit("packs.in", [2])  # with processes that are there already
-    assert (await spark.platform.settled()).keys() == {"completed"}
+    states = await spark.platform.settled()
+    assert states.keys() == {"completed"}, await spark.platform.sql(
+        "select error from tasks where state = 'dead'"
+    )
     for name, version in (("old", "1.0"), ("new", "2.0")):
         rows = await spark.rows(f"packs.{name}")
         assert {row["here"] for row in rows} == {f"task {version}"}
