@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 
+from tests.platform import until
 from tests.spark.conftest import SparkPlatform
 from traceplane.client import Client
 from traceplane.dispatcher.loops.file_compaction import FileCompaction
@@ -76,7 +77,11 @@ async def test_small_files_become_one_sorted_file_and_a_correction_replaces_its_
     database = await Database.connect(spark.platform.url, connections=1)
     try:
         policy = Policy(128 << 20, 6)
-        assert (await FileCompaction(database, policy, age=timedelta(0)).run_once()).tasks == 1
+
+        async def planned() -> int:  # as soon as a worker is there that could do it
+            return (await FileCompaction(database, policy, age=timedelta(0)).run_once()).tasks
+
+        assert await until(planned, seconds=60, what="a task that merges files") == 1
     finally:
         await database.close()
     await spark.platform.settled(seconds=240)

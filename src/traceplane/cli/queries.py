@@ -142,7 +142,7 @@ def _explain(settings: Settings, request: QueryRequest) -> None:
 def _say_handed_over(made: QueryTask) -> None:
     """Where the result does not go, so that it may be piped on."""
     reason = f": {made.reason}" if made.reason else ""
-    click.echo(f"Spark computes it as task {made.task_id}, stored as {made.dataset}{reason}.", err=True)
+    say(f"Spark computes it as task {made.task_id}, stored as {made.dataset}{reason}.", err=True)
 
 
 def _explained(settings: Settings, pieces: Iterator[bytes]) -> Iterator[bytes]:
