@@ -307,6 +307,7 @@ async def test_a_letter_of_a_job_that_is_no_longer_deployed_is_not_replayed(lett
     held = await letters.dead(1, (1, 10))
     await letters.plane.sql("update jobs set routed = false where name = 'store'")
     assert why(await letters.replay(held)) == ["retired"]
+    assert [d.dead_letters for d in (await letters.plane.status()).datasets if d.dataset == "hot"] == [0]
     assert (await letters.drop(held)).changed == {str(held.task_id): "dropped"}
 
 

@@ -279,7 +279,7 @@ class DatasetView(Wire, frozen=True):
     cursor_name: str | None = None
     """The name of the partition at `cursor`, if it is a period; partitions by name have no last one."""
     dead_letters: int = 0
-    """For a buffered dataset: completed attempts whose rows could not be written."""
+    """For a buffered dataset: completed attempts whose rows could not be written, and which wait for somebody."""
     failed_checks: list[FailedCheckView] = []
     """Those that only warn."""
 

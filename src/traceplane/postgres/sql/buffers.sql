@@ -115,9 +115,10 @@ join generations g on g.generation_id = (u->>'generation_id')::uuid join dataset
 where b.task_id = $1 and b.failed_at is not null order by (u->>'output_index')::int, path limit $2
 
 -- name: letter_counts
--- How many dead letters each dataset of an organization has.
+-- How many dead letters each dataset of an organization has that wait for somebody.
 select x.dataset_id, count(*) as letters
 from buffered_reports b join tasks t on t.task_id = b.task_id and t.attempt = b.attempt and t.state = 'dead'
+join dead_tasks z on z.task_id = t.task_id and z.standing = 'open'
 join generations g on g.generation_id = b.generation_id join datasets x on x.dataset_uuid = g.dataset_uuid
 join orgs o using (org_id)
 where o.slug = $1 and b.failed_at is not null group by x.dataset_id
