@@ -51,10 +51,11 @@ from traceplane.model.json_object import JsonObject
 from traceplane.model.task_payload import TaskPayload
 from traceplane.sandbox import operator_call
 from traceplane.sandbox.assignment import OutputFile, OutputResult, RunResult
-from traceplane.sandbox.frames import Failed, Failure, Succeeded
+from traceplane.sandbox.child_log import TaskLog
+from traceplane.sandbox.frames import Failed, Failure, RunLimits, Succeeded
 from traceplane.sdk import OperatorTask
 from traceplane.wire.invocations import COMPLETE_PATH, Answer, Invocation
-from traceplane.wire.tasks import LONGEST_LOG, Completion
+from traceplane.wire.tasks import Completion
 from traceplane.worker import report
 from traceplane.worker.attempt import Attempts
 from traceplane.worker.dispatcher_client import DispatcherClient, patiently
@@ -224,14 +225,14 @@ class _FunctionCall:
     platform_thread: threading.Thread
     seconds: float | None
 
-    async def outcome(self, task: OperatorTask, log: _Log, timeout: float) -> Succeeded | Failed:
+    async def outcome(self, task: OperatorTask, written: _Written, timeout: float) -> Succeeded | Failed:
         limits = [(timeout, "its job's timeout"), (self.seconds, "the time that Lambda leaves it")]
         seconds, what = min((limit, what) for limit, what in limits if limit is not None)
         code_paths = (os.path.dirname(inspect.getfile(self.operator)),)
         name = getattr(self.operator, "__name__", "the function")
 
         def run() -> Succeeded | Failed:
-            with log.taking_output():
+            with written.taking_output():
                 return operator_call.outcome(self.operator, task, name=name, code_paths=code_paths)
 
         try:
@@ -249,12 +250,11 @@ class _FunctionOperators:
         self._call = call
         self._store = store
 
-    async def run(
-        self, held: HeldTask, *, on_log: Callable[[str], None], traceparent: str | None
-    ) -> RunResult:
+    async def run(self, held: HeldTask, *, log: TaskLog, traceparent: str | None) -> RunResult:
         payload = task_payload(held.task, held.job, self._store, held.local, None)
         folders = await asyncio.to_thread(_make_folders, payload)
-        log = _Log(on_log, self._call.platform_thread)
+        log.begin(RunLimits().log_bytes)
+        written = _Written(log, self._call.platform_thread)
         with tempfile.TemporaryDirectory(prefix="traceplane-", ignore_cleanup_errors=True) as temp:
             task = OperatorTask(
                 task_id=str(held.task.task_id),
@@ -264,7 +264,7 @@ class _FunctionOperators:
                 temp_dir=temp,
             )
             began = time.monotonic()
-            outcome = await self._call.outcome(task, log, held.job.timeout_seconds)
+            outcome = await self._call.outcome(task, written, held.job.timeout_seconds)
         outputs: tuple[OutputResult, ...] = ()
         if isinstance(outcome, Succeeded):
             outputs = await asyncio.to_thread(_sealed, outcome, task, folders)
@@ -369,16 +369,15 @@ class _CallingThread:
             raise _Interrupted
 
 
-class _Log(io.TextIOBase):
-    """Passes on what the operator prints, and keeps the end of it."""
+class _Written(io.TextIOBase):
+    """What the operator prints: it is still printed, and its lines are added to the task's log."""
 
-    def __init__(self, on_line: Callable[[str], None], platform_thread: threading.Thread) -> None:
-        self._on_line = on_line
+    def __init__(self, log: TaskLog, platform_thread: threading.Thread) -> None:
+        self._log = log
         self._platform_thread = platform_thread.ident
         self._output: TextIO = sys.stdout
         self._begun = ""
         self._busy = False
-        self.tail = ""
 
     @contextlib.contextmanager
     def taking_output(self) -> Iterator[None]:
@@ -386,7 +385,7 @@ class _Log(io.TextIOBase):
         with contextlib.redirect_stdout(self), contextlib.redirect_stderr(self):
             yield
         if self._begun:
-            self._on_line(self._begun)
+            self._log.add(self._begun.encode())
 
     def writable(self) -> bool:
         return True
@@ -406,7 +405,6 @@ class _Log(io.TextIOBase):
         self._output.flush()
 
     def _keep(self, text: str) -> None:
-        self.tail = (self.tail + text)[-LONGEST_LOG:]
         *lines, self._begun = (self._begun + text).split("\n")
         for line in lines:
-            self._on_line(line)
+            self._log.add(line.encode("utf-8", "replace"))

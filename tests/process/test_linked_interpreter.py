@@ -28,7 +28,7 @@ async def main():
         told = []
         result = await sandbox.run(
             Assignment(task_id="task", attempt=1, entrypoint="linked:run", code_paths=(Path(sys.argv[1]),)),
-            on_log=told.append,
+            log=TaskLog(told.append),
             timeout=240,
         )
         print(json.dumps([str(result.error), told]))

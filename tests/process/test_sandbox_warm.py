@@ -20,6 +20,7 @@ import pytest_asyncio
 
 from tests.process.warm_runs import CODE, eventually, job, lake_folder, processes_of, run, state_of
 from traceplane.sandbox.assignment import Assignment, Reuse
+from traceplane.sandbox.child_log import TaskLog
 from traceplane.sandbox.confinement import NAMESPACES, UID_SLOTS
 from traceplane.sandbox.frames import EmittedEvent, RunLimits
 from traceplane.sandbox.pool import Sandbox
@@ -125,7 +126,7 @@ async def test_a_task_without_a_job_never_gets_a_used_child(sandbox: Sandbox, la
     alone = Assignment(
         task_id="alone", attempt=1, entrypoint="warm_operators:look_then_act", code_paths=(CODE,)
     )
-    assert (await sandbox.run(alone, on_log=lines.append, timeout=120)).error is None
+    assert (await sandbox.run(alone, log=TaskLog(lines.append), timeout=120)).error is None
     assert json.loads(lines[0].removeprefix("TELL "))["earlier"] == []
 
 

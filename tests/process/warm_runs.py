@@ -19,6 +19,7 @@ from typing import Any
 from tests.process.sandbox_run import Run
 from traceplane.model.task_payload import DeclaredOutput, TaskPayload
 from traceplane.sandbox.assignment import Assignment, Reuse
+from traceplane.sandbox.child_log import TaskLog
 from traceplane.sandbox.frames import RunLimits
 from traceplane.sandbox.pool import Sandbox
 
@@ -77,7 +78,7 @@ async def run(
             limits=limits or RunLimits(),
             reuse=of,
         ),
-        on_log=lines.append,
+        log=TaskLog(lines.append),
         on_events=on_events,
         timeout=timeout,
     )

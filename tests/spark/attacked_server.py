@@ -16,6 +16,7 @@ from tests.spark.probes import WITHOUT
 from tests.spark.victims import Victims
 from traceplane.model.task_payload import DeclaredOutput, TaskPayload
 from traceplane.sandbox.assignment import Assignment
+from traceplane.sandbox.child_log import TaskLog
 from traceplane.sandbox.frames import RunLimits
 from traceplane.sandbox.pool import Sandbox
 from traceplane.spark.command import SparkSettings
@@ -63,7 +64,7 @@ async def run(
     lines: list[str] = []
     writable = [] if output is None else [output]
     grant = server.granting([*readable, *(path.parent for path in writable)], writable)
-    result = await sandbox.run(assignment, on_log=lines.append, timeout=600, grant=grant)
+    result = await sandbox.run(assignment, log=TaskLog(lines.append), timeout=600, grant=grant)
     return Run(result, lines)
 
 

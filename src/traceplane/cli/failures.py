@@ -24,6 +24,9 @@ _FRAMES = re.compile(r'^(?=  File ")', re.MULTILINE)
 _LIBRARY = re.compile(
     r'  File "(?:[^"]*/(?:site-packages|dist-packages|lib(?:64)?/python3\.[0-9]+)/|<frozen )'
 )
+_NOTES = re.compile(
+    r"(?:\[\d+ bytes of log were not forwarded\]\n)?(?:\[(?P<missing>\d+) earlier lines were not kept\]\n)?"
+)
 _KEPT_CODE = re.compile(r"(?<![^\s\"])/[^\"\n]*/code_bundles/[0-9a-f]{64}/")
 
 
@@ -170,13 +173,31 @@ def logged(answer: TaskLogs, attempt: int | None) -> Iterator[str]:
     logs = [log for log in reversed(answer.attempts) if attempt is None or log.attempt == attempt]
     if not logs:
         which = f"Attempt {attempt}" if attempt is not None else f"Task {answer.task_id}"
-        yield f"{which} has no output" + (
-            "; the output of a running attempt is stored when it ends." if answer.state == "running" else "."
-        )
+        yield f"{which} has no output" + (" so far." if answer.state == "running" else ".")
     for log in logs:
         if len(answer.attempts) > 1:
-            yield f"--- attempt {log.attempt}, ended {log.written_at}"
+            is_running = answer.state == "running" and log.attempt == answer.attempt
+            yield f"--- attempt {log.attempt}, {'running, written' if is_running else 'ended'} {log.written_at}"
         yield log.text
+
+
+def unseen(answer: TaskLogs, attempt: int | None, seen: dict[int, int]) -> Iterator[tuple[int, list[str]]]:
+    """For each attempt the lines that it has written beyond those that were seen, which are counted in `seen`. The
+    server keeps the end of a log and says how many lines are missing before it."""
+    for log in reversed(answer.attempts):
+        if attempt is not None and log.attempt != attempt:
+            continue
+        notes = _NOTES.match(log.text)
+        assert notes is not None  # the pattern matches the empty text too
+        missing = int(notes["missing"] or 0)
+        written = log.text[notes.end() :].split("\n")
+        before = seen.get(log.attempt, 0)
+        new = written[max(before - missing, 0) :]
+        if missing > before:
+            new.insert(0, f"[{missing - before} lines were not kept]")
+        seen[log.attempt] = missing + len(written)
+        if new:
+            yield log.attempt, new
 
 
 def _indented(text: str) -> str:

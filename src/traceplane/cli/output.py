@@ -69,6 +69,11 @@ def say_json(answer: object) -> None:
     click.echo(json_text(msgspec.json.format(msgspec.json.encode(answer)).decode()))
 
 
+def say_json_line(answer: object) -> None:
+    """One of many answers, each on a line of its own."""
+    click.echo(json_text(msgspec.json.encode(answer).decode()))
+
+
 def is_terminal() -> bool:
     return sys.stdout.isatty()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +14,9 @@ import msgspec
 
 from traceplane.cli.coverage import contents, describe, say_why
 from traceplane.cli.cron import describe as describe_cron
-from traceplane.cli.failures import error_text, forgivable, logged, problems
+from traceplane.cli.failures import error_text, forgivable, logged, problems, unseen
 from traceplane.cli.failures import explained as failure_lines
-from traceplane.cli.output import as_json, say, say_json, say_lines
+from traceplane.cli.output import as_json, say, say_json, say_json_line, say_lines
 from traceplane.cli.scopes import MAY_BE_NEGATIVE, parse_ends, without_options
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
@@ -31,6 +32,9 @@ from traceplane.wire.control import (
     TasksResponse,
     TaskView,
 )
+
+_ENDED = ("completed", "dead", "canceled")
+_FOLLOW_SECONDS = 1.0
 
 in_range = click.option(
     "--range",
@@ -123,11 +127,34 @@ def explain(settings: Settings, subject: str, scope: str | None, full: bool, as_
 @click.command()
 @click.argument("task_id", type=click.UUID)
 @click.option("--attempt", type=click.IntRange(min=1), help="Only this attempt's.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what the task writes, until it has ended.")
 @as_json
 @click.pass_obj
-def logs(settings: Settings, task_id: UUID, attempt: int | None, as_json: bool) -> None:
-    """Print the output of a task (`print` and `task.log`) for each attempt that has ended."""
-    answer = call(settings, lambda c: c.call("GET", f"/api/v1/tasks/{task_id}/logs", TaskLogs))
+def logs(settings: Settings, task_id: UUID, attempt: int | None, follow: bool, as_json: bool) -> None:
+    """Print the output of a task (`print` and `task.log`), attempt by attempt."""
+
+    async def read(caller: Caller) -> TaskLogs:
+        return await caller.call("GET", f"/api/v1/tasks/{task_id}/logs", TaskLogs)
+
+    async def followed(caller: Caller) -> TaskLogs:
+        seen: dict[int, int] = {}
+        shown: set[int] = set()
+        while True:
+            answer = await read(caller)
+            for number, lines in unseen(answer, attempt, seen):
+                if not as_json and number > 1 and number not in shown:
+                    say(f"--- attempt {number}")
+                shown.add(number)
+                for line in lines:
+                    say_json_line({"attempt": number, "line": line}) if as_json else say(line)
+            if answer.state in _ENDED:
+                return answer
+            await asyncio.sleep(_FOLLOW_SECONDS)
+
+    if follow:
+        call(settings, followed)
+        return
+    answer = call(settings, read)
     if as_json:
         say_json(answer)
         return

@@ -1,4 +1,4 @@
-"""The output of operators, stored in the transaction of the report that carried it."""
+"""The output of operators, stored in the transaction of the heartbeat or report that carried it."""
 
 from __future__ import annotations
 

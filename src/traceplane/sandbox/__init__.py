@@ -4,7 +4,7 @@ On the worker's side, which is trusted:
 
     assignment        the wrapper's request to the sandbox, and the result
     batch             several short tasks of one job, sent to one child together
-    child_log         splits a child's log into lines
+    child_log         the lines that an operator writes
     disk_work         writes outputs and removes folders, in threads
     idle_slots        the slots whose child waits for a task, and the tasks that wait for a slot
     job_queues        tasks that may share a child, by job

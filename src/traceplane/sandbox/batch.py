@@ -167,7 +167,7 @@ class TaskBatch:
         assign, began_ns = link.assign, link.waiting.began_ns
         log_tail = ""
         if text := self.child.log_up_to(assign.log_end):
-            lines = LogLines(link.waiting.on_log, assign.limits.log_bytes)
+            lines = LogLines(link.waiting.log, assign.limits.log_bytes)
             lines.take(text)
             lines.take_rest()
             log_tail = lines.tail

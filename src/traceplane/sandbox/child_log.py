@@ -1,4 +1,4 @@
-"""Splits a child's log into lines: forwards them up to a limit, and always keeps the tail."""
+"""What an operator writes, line by line: passed on up to a limit, and its tail is always kept."""
 
 from __future__ import annotations
 
@@ -20,17 +20,23 @@ _PAUSE_SECONDS = 0.005
 """Between reads of a log past its limit: the flood slows the operator that makes it, not the wrapper."""
 
 
-class LogLines:
-    """Splits a child's output into lines; forwards them up to a limit and always keeps the tail."""
+class TaskLog:
+    """The lines of one task. It may be read while the task writes."""
 
-    def __init__(self, on_log: OnLog | None, limit: int, end: bytes = b"") -> None:
+    def __init__(self, on_log: OnLog | None = None) -> None:
         self._on_log = on_log
+        self.begin(0)
+
+    def begin(self, limit: int) -> None:
+        """Forgets what a child wrote that could not start the task."""
         self._left = limit
-        self._end_mark = end.rstrip(b"\n")
-        self._dropped = self._cut = 0
-        self._partial = b""
+        self._dropped = self._cut = self.lines = 0
         self._tail: deque[str] = deque()
         self._tail_bytes = 0
+
+    @property
+    def is_flooded(self) -> bool:
+        return self._left <= 0
 
     @property
     def tail(self) -> str:
@@ -38,6 +44,36 @@ class LogLines:
         if self._cut:
             note += f"[{self._cut} earlier lines were not kept]\n"
         return note + "\n".join(self._tail)
+
+    def add(self, raw: bytes) -> None:
+        line = raw[:_LONGEST_LINE].decode("utf-8", "replace").replace("\0", "\\0")
+        self.lines += 1
+        self._tail.append(line)
+        self._tail_bytes += len(line) + 1
+        while self._tail_bytes > _TAIL_BYTES and len(self._tail) > 1:
+            self._tail_bytes -= len(self._tail.popleft()) + 1
+            self._cut += 1
+        if self.is_flooded:
+            self._dropped += len(raw) + 1
+            return
+        self._left -= len(raw) + 1
+        if self._on_log is not None:
+            with contextlib.suppress(Exception):  # a consumer of logs must not be able to fail a task
+                self._on_log(line)
+
+
+class LogLines:
+    """Splits a child's output into the lines of a task's log."""
+
+    def __init__(self, log: TaskLog, limit: int, end: bytes = b"") -> None:
+        log.begin(limit)
+        self._log = log
+        self._end_mark = end.rstrip(b"\n")
+        self._partial = b""
+
+    @property
+    def tail(self) -> str:
+        return self._log.tail
 
     def take(self, data: bytes) -> None:
         lines = (self._partial + data).split(b"\n")
@@ -59,19 +95,7 @@ class LogLines:
             raw = raw[: -len(self._end_mark)]
             if not raw:
                 return
-        line = raw[:_LONGEST_LINE].decode("utf-8", "replace").replace("\0", "\\0")
-        self._tail.append(line)
-        self._tail_bytes += len(line) + 1
-        while self._tail_bytes > _TAIL_BYTES and len(self._tail) > 1:
-            self._tail_bytes -= len(self._tail.popleft()) + 1
-            self._cut += 1
-        if self._left <= 0:
-            self._dropped += len(raw) + 1
-            return
-        self._left -= len(raw) + 1
-        if self._on_log is not None:
-            with contextlib.suppress(Exception):  # a consumer of logs must not be able to fail a task
-                self._on_log(line)
+        self._log.add(raw)
 
 
 class LogReader(LogLines):
@@ -79,8 +103,8 @@ class LogReader(LogLines):
     by then and `drain` reads what they wrote at once.
     """
 
-    def __init__(self, fd: int, on_log: OnLog | None, limit: int, end: bytes) -> None:
-        super().__init__(on_log, limit, end)
+    def __init__(self, fd: int, log: TaskLog, limit: int, end: bytes) -> None:
+        super().__init__(log, limit, end)
         self._loop = asyncio.get_running_loop()
         self._fd = fd
         self._ended = asyncio.Event()
@@ -112,7 +136,7 @@ class LogReader(LogLines):
         return bool(data)
 
     def _on_readable(self) -> None:
-        if self._read() and self._left <= 0:
+        if self._read() and self._log.is_flooded:
             self._loop.remove_reader(self._fd)
             self._loop.call_later(_PAUSE_SECONDS, self._resume)
 

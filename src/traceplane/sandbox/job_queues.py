@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from traceplane.sandbox.assignment import Assignment, RunResult
-from traceplane.sandbox.child_log import OnLog
+from traceplane.sandbox.child_log import TaskLog
 from traceplane.sandbox.task_run import OnProgress
 
 
@@ -20,7 +20,7 @@ class Waiting:
     """A task that waits for a child, or is in one."""
 
     assignment: Assignment
-    on_log: OnLog | None
+    log: TaskLog
     on_progress: OnProgress | None
     timeout: float | None
     began_ns: int

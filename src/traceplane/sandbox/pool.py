@@ -44,7 +44,7 @@ from traceplane.runtime.process import describe
 from traceplane.sandbox import confinement, frames, reach, staging
 from traceplane.sandbox.assignment import Assignment, RunResult, ServerGrant
 from traceplane.sandbox.batch import BATCH_SECONDS, Link, TaskBatch
-from traceplane.sandbox.child_log import OnLog
+from traceplane.sandbox.child_log import TaskLog
 from traceplane.sandbox.confinement import Isolation
 from traceplane.sandbox.disk_work import DiskWork
 from traceplane.sandbox.job_queues import JobQueues, Waiting
@@ -123,7 +123,7 @@ class Sandbox:
         self,
         assignment: Assignment,
         *,
-        on_log: OnLog | None = None,
+        log: TaskLog | None = None,
         on_events: OnEvents | None = None,
         on_progress: OnProgress | None = None,
         timeout: float | None = None,
@@ -134,7 +134,7 @@ class Sandbox:
         With `on_events` the task is a source that emits while it runs: each batch is passed on, and
         the operator's `emit` returns once the callback has.
         """
-        waiting = Waiting(assignment, on_log, on_progress, timeout, time.monotonic_ns(), _future())
+        waiting = Waiting(assignment, log or TaskLog(), on_progress, timeout, time.monotonic_ns(), _future())
         job = reach.job_to_share(assignment, self.isolation) if on_events is None else None
         if job is not None and grant is None:
             return await self._queues.run(job, waiting)
@@ -223,7 +223,7 @@ class Sandbox:
             folders,
             began_ns=waiting.began_ns,
             grace_seconds=self._settings.grace_seconds,
-            on_log=waiting.on_log,
+            log=waiting.log,
             on_events=on_events,
             on_progress=waiting.on_progress,
             grant=grant,

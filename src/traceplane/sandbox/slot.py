@@ -20,7 +20,7 @@ import msgspec
 
 from traceplane.runtime.locked_folder import remove_tree
 from traceplane.sandbox import frames
-from traceplane.sandbox.child_log import READ_SIZE, READS_AT_THE_END, LogReader, OnLog
+from traceplane.sandbox.child_log import READ_SIZE, READS_AT_THE_END, LogReader, TaskLog
 from traceplane.sandbox.frames import Exited, FromChild, Inspect, Inspected, Kill, Ready, SlotReport
 from traceplane.sandbox.staging import TempFolder
 
@@ -217,8 +217,8 @@ class Child:
         del self._logged[: at + len(end)]
         return text
 
-    def read_log(self, on_log: OnLog | None, limit: int, end: bytes = b"") -> LogReader:
-        reader = LogReader(self._log_fd, on_log, limit, end)
+    def read_log(self, log: TaskLog, limit: int, end: bytes = b"") -> LogReader:
+        reader = LogReader(self._log_fd, log, limit, end)
         reader.take(bytes(self._logged))
         self._logged.clear()
         return reader

@@ -28,7 +28,7 @@ from traceplane.model.json_object import JsonObject
 from traceplane.runtime.process import describe
 from traceplane.sandbox import frames
 from traceplane.sandbox.assignment import OutputResult, RunResult, ServerGrant
-from traceplane.sandbox.child_log import OnLog
+from traceplane.sandbox.child_log import TaskLog
 from traceplane.sandbox.frames import (
     Assign,
     EmittedEvent,
@@ -74,7 +74,7 @@ class TaskRun:
         *,
         began_ns: int,
         grace_seconds: float,
-        on_log: OnLog | None,
+        log: TaskLog,
         on_events: OnEvents | None,
         on_progress: OnProgress | None,
         grant: ServerGrant | None,
@@ -96,7 +96,7 @@ class TaskRun:
         self._on_events = on_events
         self._on_progress = on_progress
         self._next_waits = next_waits
-        self._log = child.read_log(on_log, assign.limits.log_bytes, assign.log_end)
+        self._log = child.read_log(log, assign.limits.log_bytes, assign.log_end)
         self._decided: Failure | None = None
         self._started_ns = started_ns
         self._is_followed = is_followed

@@ -150,6 +150,7 @@ class AttemptLog(Wire, frozen=True):
     text: str
     """The end of the log."""
     written_at: str
+    """When it was reported; of a running attempt, when it last wrote."""
 
 
 class TaskLogs(Wire, frozen=True):
@@ -158,7 +159,7 @@ class TaskLogs(Wire, frozen=True):
     attempt: int
     """The number of the last attempt."""
     attempts: list[AttemptLog]
-    """Finished attempts that logged something, newest first."""
+    """Those that logged something, newest first."""
 
 
 class ExplainResponse(Wire, frozen=True):

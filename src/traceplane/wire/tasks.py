@@ -303,6 +303,8 @@ class ClaimResponse(Wire, frozen=True):
 
 class Heartbeat(Fence, frozen=True):
     progress: JsonObject | None = None
+    log: Annotated[str, msgspec.Meta(max_length=LONGEST_LOG)] | None = None
+    """The end of what the operator has written so far; unset if that was sent before."""
 
 
 class HeartbeatRequest(Wire, frozen=True):

@@ -16,10 +16,11 @@ from traceplane.decoding.decoder_pool import Decoders
 from traceplane.errors import PlatformError, TraceplaneError
 from traceplane.model.hidden_values import HiddenValues
 from traceplane.sandbox.assignment import RunResult
+from traceplane.sandbox.child_log import TaskLog
 from traceplane.wire.tasks import Completion, OutputManifest
 from traceplane.worker import report
 from traceplane.worker.dispatcher_client import DispatcherClient
-from traceplane.worker.held_task import HeldTask
+from traceplane.worker.held_task import HeldTask, LiveLog
 from traceplane.worker.hot_inputs import fetched
 from traceplane.worker.sandboxed_operators import lends
 from traceplane.worker.store_on_disk import StoreOnDisk, granted_files
@@ -30,9 +31,7 @@ _LOG_LINES_KEPT = 20
 class Operators(Protocol):
     """Runs the operator of a task whose inputs are on this machine."""
 
-    async def run(
-        self, held: HeldTask, *, on_log: Callable[[str], None], traceparent: str | None
-    ) -> RunResult: ...
+    async def run(self, held: HeldTask, *, log: TaskLog, traceparent: str | None) -> RunResult: ...
 
 
 class Attempts:
@@ -79,9 +78,11 @@ class Attempts:
             del log_lines[:-_LOG_LINES_KEPT]
             telemetry.emit("task.log", "debug", task_id=str(held.task.task_id), line=line)
 
+        log = TaskLog(keep_line)
+        held.log = LiveLog(log, hidden)
         outputs: list[OutputManifest] = []
         try:
-            result = await self._run_operator(held, keep_line, traceparent)
+            result = await self._run_operator(held, log, traceparent)
             on_ran(result)
             crash_point("worker.after_run")
             if result.error is None:
@@ -98,9 +99,7 @@ class Attempts:
             crash_point("worker.after_stage")
         return report.completion_of_result(held, result, outputs, log_lines, traceparent)
 
-    async def _run_operator(
-        self, held: HeldTask, on_log: Callable[[str], None], traceparent: str | None
-    ) -> RunResult:
+    async def _run_operator(self, held: HeldTask, log: TaskLog, traceparent: str | None) -> RunResult:
         task, job = held.task, held.job
         async with AsyncExitStack() as during:
             lent = self._store.direct is not None and lends(held.operator)
@@ -117,7 +116,7 @@ class Attempts:
                     self._watched_files,
                 )
                 held.local = await during.enter_async_context(hot_rows)
-            return await self._operators.run(held, on_log=on_log, traceparent=traceparent)
+            return await self._operators.run(held, log=log, traceparent=traceparent)
 
     async def _store_outputs(self, held: HeldTask, result: RunResult) -> list[OutputManifest]:
         """Stores the task's outputs in the object store, and returns their manifests."""

@@ -1,4 +1,5 @@
-"""Heartbeats: every lease is extended after a third of its duration, in one call for all that are due."""
+"""Heartbeats: every lease is extended after a third of its duration, in one call for all that are due. They carry what
+operators write, and are sent more often for those that do."""
 
 from __future__ import annotations
 
@@ -11,10 +12,14 @@ from traceplane import telemetry
 from traceplane.errors import TraceplaneError
 from traceplane.wire.tasks import Heartbeat, HeartbeatOutcome
 from traceplane.worker.dispatcher_client import DispatcherClient
-from traceplane.worker.held_task import HeldTask
+from traceplane.worker.held_task import HeldTask, LiveLog
 
 _LOOK_EVERY_SECONDS = 0.2
 _RETRY_SECONDS = 0.5
+_LOG_SECONDS = 2.0
+"""How long news of a log may wait."""
+_LOGS_PER_CALL = 32
+"""So that no call is too large; the others have their turn in the next one."""
 
 
 class HeartbeatSender:
@@ -30,24 +35,33 @@ class HeartbeatSender:
         while not (stop.is_set() and not self._held):
             await asyncio.sleep(_LOOK_EVERY_SECONDS)
             now = time.monotonic()
-            if due := [held for held in self._held.values() if held.next_beat <= now]:
+            writing = _with_news(self._held.values(), now)
+            if due := [h for h in self._held.values() if h.next_beat <= now or h.task.task_id in writing]:
                 self.schedule(due)
-                await self._beat(due)
+                await self._beat(due, writing)
 
     def schedule(self, held: Collection[HeldTask]) -> None:
         now = time.monotonic()
         for task in held:
             task.next_beat = now + min(self._longest_interval_seconds, task.job.lease_seconds / 3)
 
-    async def _beat(self, due: Sequence[HeldTask]) -> None:
+    async def _beat(self, due: Sequence[HeldTask], writing: Mapping[UUID, LiveLog]) -> None:
         tokens = list(dict.fromkeys(held.token for held in due))
         position = {token: i for i, token in enumerate(tokens)}
+        lines = {task_id: live.log.lines for task_id, live in writing.items()}
         beats = [
             Heartbeat(
-                h.task.task_id, h.task.attempt, h.task.lease_token, position[h.token], progress=h.progress
+                h.task.task_id,
+                h.task.attempt,
+                h.task.lease_token,
+                position[h.token],
+                progress=h.progress,
+                log=writing[h.task.task_id].end() if h.task.task_id in writing else None,
             )
             for h in due
         ]
+        for live in writing.values():
+            live.sent_at = time.monotonic()
         try:
             outcomes = await self._client.heartbeat(tokens, beats)
         except TraceplaneError as error:
@@ -55,8 +69,21 @@ class HeartbeatSender:
             for held in due:
                 held.next_beat = time.monotonic() + _RETRY_SECONDS
             return
+        for task_id, live in writing.items():
+            live.lines_sent = lines[task_id]
         for held, outcome in zip(due, outcomes, strict=True):
             _apply(held, outcome)
+
+
+def _with_news(held: Collection[HeldTask], now: float) -> dict[UUID, LiveLog]:
+    """The logs to send now: those that have waited longest for it."""
+    waiting = [
+        (h.log.sent_at, h.task.task_id, h.log)
+        for h in held
+        if h.log is not None and not h.ended and h.log.is_news and h.log.sent_at + _LOG_SECONDS <= now
+    ]
+    waiting.sort(key=lambda one: one[0])
+    return {task_id: log for _, task_id, log in waiting[:_LOGS_PER_CALL]}
 
 
 def _apply(held: HeldTask, outcome: HeartbeatOutcome) -> None:

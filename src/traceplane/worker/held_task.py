@@ -7,15 +7,34 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from traceplane import telemetry
+from traceplane.model.hidden_values import HiddenValues
 from traceplane.model.json_object import JsonObject
 from traceplane.operators.spec import OperatorSpec
 from traceplane.sandbox.assignment import Reuse
+from traceplane.sandbox.child_log import TaskLog
 from traceplane.spark.servers import Spark
-from traceplane.wire.tasks import ClaimedTask, JobPayload
+from traceplane.wire.tasks import LONGEST_LOG, ClaimedTask, JobPayload
 from traceplane.worker.hot_inputs import LocalInputs
 
 Interruption = Literal["canceled", "stale", "returned"]
 """canceled, stale: according to a heartbeat. returned: the worker stops before the operator has ended."""
+
+
+@dataclass(slots=True)
+class LiveLog:
+    """What the operator has written so far, for those who look at the task while it runs."""
+
+    log: TaskLog
+    hidden: HiddenValues
+    lines_sent: int = 0
+    sent_at: float = 0.0
+
+    @property
+    def is_news(self) -> bool:
+        return self.log.lines != self.lines_sent
+
+    def end(self) -> str:
+        return str(self.hidden.without(self.log.tail))[-LONGEST_LOG:]
 
 
 @dataclass(slots=True)
@@ -32,6 +51,7 @@ class HeldTask:
     """The operator has ended; only the report is left, and heartbeats no longer interrupt the task."""
     next_beat: float = 0.0
     progress: JsonObject | None = None
+    log: LiveLog | None = None
     local: LocalInputs = field(default_factory=LocalInputs)
     """Its hot inputs, as local files."""
     spark: Spark | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from traceplane.model.task_payload import SparkAccess, TaskPayload
 from traceplane.operators import catalog
 from traceplane.operators.spec import OperatorSpec
 from traceplane.sandbox.assignment import Assignment, RunResult
+from traceplane.sandbox.child_log import TaskLog
 from traceplane.sandbox.frames import EmittedEvent
 from traceplane.sandbox.sandboxes import Sandboxes
 from traceplane.spark.server import SparkGrant
@@ -53,9 +53,7 @@ class SandboxedOperators:
         self._online_spark = online_spark
         """For operators that split their scope, if the others' servers have no network."""
 
-    async def run(
-        self, held: HeldTask, *, on_log: Callable[[str], None], traceparent: str | None
-    ) -> RunResult:
+    async def run(self, held: HeldTask, *, log: TaskLog, traceparent: str | None) -> RunResult:
         job = held.job
         async with AsyncExitStack() as during:
             operator = _usable_operator(held)
@@ -85,7 +83,7 @@ class SandboxedOperators:
 
             return await sandbox.run(
                 assignment,
-                on_log=on_log,
+                log=log,
                 on_events=on_events if job.endless else None,
                 on_progress=on_progress,
                 timeout=None if job.endless else job.timeout_seconds,

@@ -15,6 +15,7 @@ import pytest
 from tests.process.sandbox_run import Run
 from traceplane.model.task_payload import TaskPayload
 from traceplane.sandbox.assignment import Assignment
+from traceplane.sandbox.child_log import TaskLog
 from traceplane.sandbox.pool import Sandbox
 
 CODE = Path(__file__).resolve().parents[1]
@@ -43,7 +44,7 @@ async def run(
 ) -> Run:
     lines: list[str] = []
     result = await sandbox.run(
-        assignment(operator, **fields), on_log=lines.append, on_events=on_events, timeout=timeout
+        assignment(operator, **fields), log=TaskLog(lines.append), on_events=on_events, timeout=timeout
     )
     return Run(result, lines)
 

@@ -18,6 +18,7 @@ from tests.process.sandbox.attacks import (
     unique_marker,
     whatever_the_layers,
 )
+from traceplane.sandbox.child_log import TaskLog
 from traceplane.sandbox.confinement import NAMESPACES, UID_SLOTS
 from traceplane.sandbox.frames import RunLimits
 from traceplane.sandbox.pool import Sandbox
@@ -122,7 +123,7 @@ async def test_a_timeout_ends_an_operator_that_resists(sandbox: Sandbox, operato
 @whatever_the_layers
 async def test_a_task_gets_sigterm_first(sandbox: Sandbox) -> None:
     lines: list[str] = []
-    running = asyncio.create_task(sandbox.run(assignment("heeds_polite_signals"), on_log=lines.append))
+    running = asyncio.create_task(sandbox.run(assignment("heeds_polite_signals"), log=TaskLog(lines.append)))
     await eventually(lambda: lines)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

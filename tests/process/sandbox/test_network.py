@@ -25,6 +25,7 @@ from tests.process.sandbox.attacks import (
 )
 from traceplane.errors import PlatformError
 from traceplane.sandbox.assignment import UsedSpark
+from traceplane.sandbox.child_log import TaskLog
 from traceplane.sandbox.confinement import SECCOMP, SUPERVISED_NETWORK
 from traceplane.sandbox.frames import Reach
 from traceplane.sandbox.pool import Sandbox
@@ -147,7 +148,7 @@ async def test_descriptors_in_flight_do_not_keep_the_network_from_others() -> No
     lines: list[str] = []
     async with online() as sandbox:
         hostile = asyncio.create_task(
-            sandbox.run(assignment("keep_descriptors_in_flight"), on_log=lines.append)
+            sandbox.run(assignment("keep_descriptors_in_flight"), log=TaskLog(lines.append))
         )
         try:
             await eventually(lambda: lines)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.process.sandbox.attacks import assignment, eventually, run, whatever_the_layers
 from traceplane.errors import PlatformError
+from traceplane.sandbox.child_log import TaskLog
 from traceplane.sandbox.frames import EmittedEvent
 from traceplane.sandbox.pool import Sandbox
 
@@ -29,7 +30,7 @@ async def test_a_source_learns_that_its_event_was_accepted(sandbox: Sandbox) -> 
 
     lines: list[str] = []
     source = assignment("source", config={"count": 3, "then_seconds": 100})
-    running = asyncio.create_task(sandbox.run(source, on_log=lines.append, on_events=accept))
+    running = asyncio.create_task(sandbox.run(source, log=TaskLog(lines.append), on_events=accept))
     await asyncio.sleep(0.1)
     assert lines == []
     gate.set()

@@ -1,4 +1,4 @@
-"""Leases are extended; callers learn of cancellation."""
+"""Leases are extended, and what operators have written so far is kept; callers learn of cancellation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.leases import tokens
 from traceplane.dispatcher.leases.calls import HeartbeatCall
 from traceplane.model.task import HeartbeatVerdict, judge_heartbeat
-from traceplane.postgres import tasks
+from traceplane.postgres import task_logs, tasks
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.wire.tasks import HeartbeatOutcome
 
@@ -61,6 +61,12 @@ class LeaseExtensions:
             revived = await tasks.revivable(tx, list(revive))
             alive |= {task_id: progress for task_id, progress in revive.items() if task_id in revived}
         ends = await tasks.extend(tx, list(alive), list(alive.values())) if alive else {}
+        if logs := {
+            c.beat.task_id: (c.beat.task_id, c.beat.attempt, c.beat.log)
+            for c, _ in judged
+            if c.beat.log and c.beat.task_id in ends
+        }:
+            await task_logs.keep(tx, list(logs.values()))
         return [self._outcome(c, v, ends) for c, v in judged]
 
     def _outcome(
