@@ -22,16 +22,19 @@ class Folder:
         self,
         path: Path,
         *,
-        dag: str,
-        operators: str,
+        dag: str | None = None,
+        operators: str | None = None,
         home: Path | None = None,
         command: Sequence[str] = (sys.executable, "-m", "traceplane.cli.main"),
         **environment: str,
     ) -> None:
-        (path / "code").mkdir(parents=True)
+        path.mkdir(parents=True)
         path.chmod(0o755)
-        (path / "code/operators.py").write_text(operators, encoding="utf-8")
-        (path / "dag.yaml").write_text(dag, encoding="utf-8")
+        if operators is not None:
+            (path / "code").mkdir()
+            (path / "code/operators.py").write_text(operators, encoding="utf-8")
+        if dag is not None:
+            (path / "dag.yaml").write_text(dag, encoding="utf-8")
         self.path = path
         self.home = home or path / ".traceplane"
         self.log = path.with_name(f"{path.name}.log")
@@ -47,9 +50,12 @@ class Folder:
         self.process: subprocess.Popen[bytes] | None = None
 
     def up(self, *options: str) -> None:
+        self.start("up", *options)
+
+    def start(self, *words: str) -> None:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*self.command, "up", *options],
+                [*self.command, *words],
                 cwd=self.path,
                 env=self.environment,
                 stdout=log,

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from traceplane.dataplane.java import Java, find_java
 from traceplane.errors import InvalidInput
+from traceplane.model.partitions import BadPartition, By, Partitions, is_name
 from traceplane.model.task_payload import DeclaredOutput, OperatorInput, TaskPayload
 from traceplane.sdk import Cursor, Execution, OperatorTask, Partition, Scope, as_table
 
@@ -54,16 +56,18 @@ exec "{java}" "$@"
 def operator_task(
     folder: Path,
     *,
-    scope: Scope | None = None,
+    scope: Scope | str | None = None,
     inputs: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = ("output",),
     config: Mapping[str, Any] | None = None,
     execution: Execution | None = None,
 ) -> OperatorTask:
-    """A task with these rows as its inputs; an empty list is an input without rows yet. Its outputs are Parquet files
+    """A task with these rows as its inputs; an empty list is an input without rows yet. A scope is written as on the
+    command line, such as `2026-11-16`, `3` or `0-6`, or given as `Cursor` or `Partition`. Its outputs are Parquet files
     in `task.outputs[name].folder`, and its events are in `task.emitted`."""
     import pyarrow.parquet as parquet
 
+    scope = _named(scope) if isinstance(scope, str) else scope
     _check(folder, scope)
     own = Path(tempfile.mkdtemp(dir=folder))
     files: dict[str, tuple[str, ...]] = {}
@@ -90,6 +94,19 @@ def operator_task(
     )
 
 
+def _named(text: str) -> Scope | str:
+    """The text itself if it names no scope."""
+    for by in (By.HOUR, By.DAY, By.WEEK, By.MONTH):
+        with contextlib.suppress(BadPartition, ValueError):
+            position = Partitions(by).position(text)
+            return Partition(text, position, position)
+    with contextlib.suppress(BadPartition, ValueError):
+        if span := re.fullmatch(r"(\d+)-(\d+)", text, re.ASCII):
+            return Partition.of_range(int(span[1]), int(span[2]))
+        return Cursor(Partitions().position(text))
+    return Partition(text, 0, 0) if is_name(text) else text
+
+
 def _check(folder: Path, scope: object) -> None:
     if not Path(folder).is_dir():
         raise InvalidInput(
@@ -103,9 +120,9 @@ def _check(folder: Path, scope: object) -> None:
             return
     raise InvalidInput(
         "testing.bad_task",
-        "the scope of a test task must be a cursor or a partition, with whole numbers",
+        "the scope of a test task must be a cursor or a partition, or the name of one",
         value=repr(scope),
-        next_step="for example Cursor(3) or Partition.of_range(0, 6)",
+        next_step='for example "2026-11-16", Cursor(3) or Partition.of_range(0, 6)',
     )
 
 

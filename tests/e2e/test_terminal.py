@@ -34,6 +34,7 @@ jobs:
 """
 SHOWS_NOTHING_OF_OTHERS = {
     "up",
+    "dev",  # what it says of tasks is what `explain` says
     "dispatcher",
     "gateway",
     "delivery",
@@ -41,6 +42,7 @@ SHOWS_NOTHING_OF_OTHERS = {
     "worker",
     "trigger run",
     "init",
+    "migrate",
 } | {
     *("keys rotate", "keys rotate-master", "org create", "org list", "secret set"),
     *(f"token {verb}" for verb in ("issue", "rotate", "revoke")),

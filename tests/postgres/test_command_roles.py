@@ -28,6 +28,7 @@ ID = str(uuid4())
 
 COMMANDS: dict[str, tuple[str, list[str]]] = {
     "up": (PROCESS, []),
+    "dev": (PROCESS, []),
     "dispatcher": (PROCESS, []),
     "gateway": (PROCESS, []),
     "delivery": (PROCESS, []),
@@ -37,7 +38,8 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "trigger doctor": (DATABASE, []),
     "operators": (LOCAL, []),
     "spark jars": (LOCAL, []),
-    "init": (DATABASE, []),
+    "migrate": (DATABASE, []),
+    "init": (LOCAL, []),
     "org create": (DATABASE, ["acme"]),
     "org list": (DATABASE, []),
     "token issue": (DATABASE, ["worker", "w"]),

@@ -492,7 +492,7 @@ async def test_a_token_works_for_tasks_of_its_own_organization(two: Two) -> None
 
 
 @pytest.mark.parametrize(
-    "command", [["token", "issue", "user", "bob", "--role", "reader"], ["init"]], ids=lambda c: c[0]
+    "command", [["token", "issue", "user", "bob", "--role", "reader"], ["migrate"]], ids=lambda c: c[0]
 )
 async def test_an_unknown_organization_is_reported_as_such(
     database_url: str, tmp_path: Path, command: list[str]

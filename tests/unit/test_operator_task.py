@@ -37,6 +37,27 @@ def test_a_test_task_reads_its_inputs_and_shows_its_outputs_and_events(tmp_path:
         task.read("sales")
 
 
+@pytest.mark.parametrize(
+    ("text", "scope"),
+    [
+        ("2026-11-16", Partition("2026-11-16", 20_773, 20_773)),
+        ("2026-11-16T05", Partition("2026-11-16T05", 20_773 * 24 + 5, 20_773 * 24 + 5)),
+        ("2026-11", Partition("2026-11", 56 * 12 + 10, 56 * 12 + 10)),
+        ("3", Cursor(3)),
+        ("0-6", Partition.of_range(0, 6)),
+        ("eu", Partition("eu", 0, 0)),
+    ],
+)
+def test_scopes_are_written_as_everywhere(tmp_path: Path, text: str, scope: Any) -> None:
+    assert operator_task(tmp_path, scope=text).scope == scope
+
+
+@pytest.mark.parametrize("text", ["", "6-0", "a b", "2026-13-01"])
+def test_what_names_no_scope_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidInput, match="the scope of a test task must be"):
+        operator_task(tmp_path, scope=text)
+
+
 def test_two_test_tasks_in_one_folder_do_not_interfere(tmp_path: Path) -> None:
     tasks = [operator_task(tmp_path, scope=Cursor(n)) for n in range(2)]
     for n, task in enumerate(tasks):
@@ -79,7 +100,7 @@ def test_rows_may_follow_a_write_without_any(tmp_path: Path) -> None:
     assert [file.rows for file in task.written["output"].files] == [1]
 
 
-@pytest.mark.parametrize("scope", [3, "x", Cursor("x"), Partition("w", 0.5, 2)])  # type: ignore[arg-type]
+@pytest.mark.parametrize("scope", [3, "x y", Cursor("x"), Partition("w", 0.5, 2)])  # type: ignore[arg-type]
 def test_a_test_task_refuses_what_is_not_a_scope(tmp_path: Path, scope: Any) -> None:
     with pytest.raises(InvalidInput) as refused:
         operator_task(tmp_path, scope=scope)

@@ -11,6 +11,7 @@ the platform itself.
     dead_letters  `traceplane dlq`
     deliveries    `traceplane deliveries`
     deploys       commands that deploy DAGs and choose which version of them serves
+    dev           `traceplane dev`: `up`, and the files of a folder, deployed whenever they are saved
     doctor        `traceplane trigger doctor`
     events        `traceplane emit`, `traceplane files` and `traceplane webhooks`
     failures      what went wrong, as text: failed and stuck work, and everything known about one task
@@ -23,6 +24,7 @@ the platform itself.
     pipelines     commands for pipelines, scanner lists and executions
     preflight     what `traceplane up` checks before it starts anything
     profile       the local profile: embedded Postgres, migrations, and tokens in files under the home folder
+    project       `traceplane init`: a folder to begin with
     queries       commands that read data
     scopes        parses scopes and ranges from the command line
     secrets       `traceplane secret`

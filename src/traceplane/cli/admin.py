@@ -70,8 +70,8 @@ def _operator() -> str:
 
 @click.command()
 @click.pass_obj
-def init(settings: Settings) -> None:
-    """Set up the state database: migrate it, and write the first tokens to the home folder."""
+def migrate(settings: Settings) -> None:
+    """Set up or upgrade the state database, and write the first tokens to the home folder."""
     chosen, _ = profile.start_postgres(settings)
     asyncio.run(profile.prepare(chosen))
     say(f"ready; tokens are in {settings.home / 'tokens'}")
@@ -406,4 +406,4 @@ def _duration(text: str) -> timedelta:
         ) from error
 
 
-COMMANDS: tuple[Any, ...] = (init, org, token, keys, gc)
+COMMANDS: tuple[Any, ...] = (migrate, org, token, keys, gc)

@@ -18,11 +18,13 @@ from traceplane.cli import (
     dead_letters,
     deliveries,
     deploys,
+    dev,
     events,
     jobs,
     operators,
     people,
     pipelines,
+    project,
     queries,
     secrets,
     services,
@@ -61,6 +63,8 @@ def cli(context: click.Context, config: Path | None, home: str | None) -> None:
 
 
 for command in (
+    *project.COMMANDS,
+    *dev.COMMANDS,
     *services.COMMANDS,
     *deploys.COMMANDS,
     *events.COMMANDS,

@@ -45,7 +45,7 @@ def existing_postgres(settings: Settings) -> Settings:
             "cli.no_platform",
             "no platform was set up in this folder",
             value=settings.home.absolute(),
-            next_step="go to the folder where `traceplane up` runs, run `traceplane init` here,"
+            next_step="go to the folder where `traceplane up` runs, run `traceplane migrate` here,"
             " or set state_url",
         )
     return start_postgres(settings)[0]

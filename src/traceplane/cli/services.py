@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -33,17 +34,37 @@ def with_database(settings: Settings) -> Settings:
     return profile.existing_postgres(settings)
 
 
+with_code_folders = click.option(
+    "--code",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder that operator code is imported from (default: ./code).",
+)
+
+
 @click.command()
 @click.option(
     "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Worker processes to run."
 )
 @click.option("--spark/--no-spark", default=True, show_default=True, help="Run a Spark worker too.")
 @click.option("--trigger/--no-trigger", default=False, show_default=True, help="Run a trigger too.")
-@click.option("--code", "code", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
-              help="Folder that operator code is imported from (default: ./code).")  # fmt: skip
+@with_code_folders
 @click.pass_obj
 def up(settings: Settings, workers: int, spark: bool, trigger: bool, code: tuple[Path, ...]) -> None:
     """Run everything in one terminal: embedded Postgres, dispatcher, gateway, workers."""
+    run_platform(settings, code, workers=workers, spark=spark, trigger=trigger)
+
+
+def run_platform(
+    settings: Settings,
+    code: tuple[Path, ...],
+    beside: Callable[[Settings], Awaitable[None]] | None = None,
+    *,
+    workers: int,
+    spark: bool,
+    trigger: bool,
+) -> NoReturn:
+    """`beside`: what else this process does once the platform answers, until it stops."""
     configure(settings, "up")
     chosen = preflight.checked(
         replace(settings, worker_code_paths=code or settings.worker_code_paths), trigger=trigger
@@ -53,7 +74,7 @@ def up(settings: Settings, workers: int, spark: bool, trigger: bool, code: tuple
 
     async def main(stop: asyncio.Event) -> None:
         try:
-            await _run_all(chosen, stop, hurry, workers=workers, spark=spark, trigger=trigger)
+            await _run_all(chosen, stop, hurry, beside, workers=workers, spark=spark, trigger=trigger)
         except TraceplaneError as failure:  # raised below, as in every command
             failures.append(failure)
 
@@ -70,6 +91,7 @@ async def _run_all(
     settings: Settings,
     stop: asyncio.Event,
     hurry: asyncio.Event,
+    beside: Callable[[Settings], Awaitable[None]] | None,
     *,
     workers: int,
     spark: bool,
@@ -82,19 +104,28 @@ async def _run_all(
         prepared = await profile.prepare(ready)
         if server is not None:
             background.append(asyncio.create_task(profile.keep_postgres(server, prepared)))
-        background.append(asyncio.create_task(_say_when_ready(prepared)))
+        ready_task = asyncio.create_task(_when_ready(prepared, beside))
+        ready_task.add_done_callback(lambda ended: None if _went_well(ended) else stop.set())
+        background.append(ready_task)
         background.append(asyncio.create_task(_say_when_stopping(prepared, stop)))
         services = supervisor.services(prepared, workers=workers, spark=spark, trigger=trigger)
         await supervisor.supervise(services, stop, hurry=hurry)
     finally:
         for task in background:
             task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
+        outcomes = await asyncio.gather(*background, return_exceptions=True)
         if server is not None:
             await asyncio.to_thread(server.stop, "immediate" if hurry.is_set() else "fast")
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
 
 
-async def _say_when_ready(settings: Settings) -> None:
+def _went_well(ended: asyncio.Task[None]) -> bool:
+    return ended.cancelled() or ended.exception() is None
+
+
+async def _when_ready(settings: Settings, beside: Callable[[Settings], Awaitable[None]] | None) -> None:
     for port in (settings.dispatcher_port, settings.gateway_port):
         await _until_it_answers(settings.host, port)
     token = token_file(settings, "user")
@@ -107,6 +138,8 @@ async def _say_when_ready(settings: Settings) -> None:
         internal=settings.dispatcher_address,
         token_file=token,
     )
+    if beside is not None:
+        await beside(settings)
 
 
 async def _until_it_answers(host: str, port: int) -> None:

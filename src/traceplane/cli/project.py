@@ -1,0 +1,63 @@
+"""`traceplane init`: a folder to begin with."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from traceplane import __version__
+from traceplane.cli.output import say
+from traceplane.errors import Conflict, InvalidInput
+
+_FILES = Path(__file__).parents[1] / "project"
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_RENAMED = {"gitignore": ".gitignore"}
+
+
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=Path())
+@click.option("--name", help="Name of the DAG (default: the folder's).")
+def init(folder: Path, name: str | None) -> None:
+    """Begin a project in FOLDER (default: this one): a DAG, its functions and their tests."""
+    chosen = name if name is not None else _from(folder)
+    if _NAME.fullmatch(chosen) is None:
+        raise InvalidInput(
+            "init.bad_name",
+            "a DAG is named by a-z, then a-z, 0-9 and _, up to 63 in all",
+            value=chosen,
+            next_step="for example `traceplane init --name market`",
+        )
+    files = list(_files(folder))
+    if there := [path for _, path in files if path.exists()]:
+        raise Conflict(
+            "init.files_exist",
+            "the folder has files of these names already; nothing was written",
+            value=", ".join(str(path) for path in there),
+            next_step="choose another folder: `traceplane init FOLDER`",
+        )
+    for source, path in files:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = source.read_text().replace("PROJECT", chosen).replace("VERSION", __version__)
+        path.write_text(text)
+        shutil.copymode(source, path)
+        say(f"  {path}")
+    where = "" if folder == Path() else f"cd {folder} && "
+    say(f"Next: {where}traceplane dev")
+
+
+def _from(folder: Path) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", folder.absolute().name.lower()).strip("_")
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, Path]]:
+    for source in sorted(_FILES.rglob("*")):
+        if source.is_file() and "__pycache__" not in source.parts:
+            place = source.relative_to(_FILES)
+            yield source, folder / place.with_name(_RENAMED.get(place.name, place.name))
+
+
+COMMANDS = (init,)
