@@ -31,7 +31,6 @@ from traceplane.wire.scalars import Wire
 Answer = TypeVar("Answer", bound=Wire)
 
 _LOOK_SECONDS = 0.5
-_NOT_READY = ("service.unreachable", "service.unavailable")
 _IS_DAG = re.compile(r"^dag:", re.MULTILINE)
 
 
@@ -127,7 +126,7 @@ class _Session:
             refused = len(left)
             failed = [(file, error) for file in left if (error := await self._deploy(file)) is not None]
             left = [file for file, _ in failed]
-        if left and any(error.code in _NOT_READY for _, error in failed):
+        if left and any(error.status >= 500 for _, error in failed):
             return
         self._seen = now
         for file, error in failed if left else ():
@@ -178,7 +177,7 @@ class _Session:
             for dag, version in list(self._building.items()):
                 await self._follow_build(dag, version)
         except TraceplaneError as error:
-            if error.code not in _NOT_READY:
+            if error.status < 500:  # otherwise it restarts
                 say(str(error), err=True)
             return
         works = bool(status.counts)
