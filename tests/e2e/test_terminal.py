@@ -103,6 +103,7 @@ def calls_of(
         "scanner-lists list": [[], ["--json"]],
         "scanner-lists set": [[HOSTILE, "A"]],
         "scanner-lists delete": [["none"], [HOSTILE]],
+        "doctor": [[], ["--json"]],
         "trigger doctor": [[], ["--json"]],
         "jobs resume": [["shop", "write"], [HOSTILE, "write"]],
         "batch close": [["shop", "write"], [HOSTILE, "write"]],

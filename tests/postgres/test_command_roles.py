@@ -24,6 +24,7 @@ DATABASE = "access to the database"
 PROCESS = "runs a process"
 LOCAL = "asks nobody"
 SIGN_IN = "gets or ends a token of its own"
+REPORTS = "reports that it is refused"
 ID = str(uuid4())
 
 COMMANDS: dict[str, tuple[str, list[str]]] = {
@@ -35,6 +36,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "sink": (PROCESS, []),
     "worker": (PROCESS, []),
     "trigger run": (PROCESS, []),
+    "doctor": (REPORTS, []),
     "trigger doctor": (DATABASE, []),
     "operators": (LOCAL, []),
     "spark jars": (LOCAL, []),

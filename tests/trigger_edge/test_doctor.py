@@ -14,8 +14,9 @@ from tests.e2e.test_pipelines import DAG
 from tests.ports import free_port
 from traceplane.adapters.signal_source_folder import publish
 from traceplane.cli.main import cli
+from traceplane.model.finding import Finding
 from traceplane.settings import Settings
-from traceplane.trigger.doctor import Finding, examine
+from traceplane.trigger.doctor import examine
 
 SIGNAL = {
     "signal_id": "s1",

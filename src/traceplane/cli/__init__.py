@@ -12,7 +12,7 @@ the platform itself.
     deliveries    `traceplane deliveries`
     deploys       commands that deploy DAGs and choose which version of them serves
     dev           `traceplane dev`: `up`, and the files of a folder, deployed whenever they are saved
-    doctor        `traceplane trigger doctor`
+    doctor        `traceplane doctor` and `traceplane trigger doctor`: what is wrong, and what to do
     events        `traceplane emit`, `traceplane files` and `traceplane webhooks`
     failures      what went wrong, as text: failed and stuck work, and everything known about one task
     jobs          commands for jobs and their batches

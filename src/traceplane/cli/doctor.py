@@ -1,30 +1,52 @@
-"""`traceplane trigger doctor`."""
+"""`traceplane doctor` and `traceplane trigger doctor`: what is wrong, and what to do about it."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import click
 
-from traceplane.cli.output import say, say_json
+from traceplane.cli import profile
+from traceplane.cli.failures import shortened
+from traceplane.cli.jobs import pause_line
+from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.services import with_database
 from traceplane.cli.trigger import trigger
+from traceplane.cli.whereabouts import call
+from traceplane.errors import TraceplaneError
+from traceplane.model.counted import counted
+from traceplane.model.finding import Finding
 from traceplane.settings import Settings, with_unprefixed
+from traceplane.wire.control import StatusResponse
+from traceplane.wire.people import WhoAmI
 
 _MARKS = {"ok": "ok     ", "warning": "look at", "problem": "PROBLEM"}
+_LOW_DISK_BYTES = 2 << 30
+_LATE_SECONDS = 30
 
 
-@trigger.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.command()
+@as_json
 @click.pass_obj
 def doctor(settings: Settings, as_json: bool) -> None:
+    """Examine this machine and the platform, and say what to do; exit code 1 if there is a problem."""
+    _report([*_of_this_machine(settings), *_of_the_platform(settings)], as_json)
+
+
+@trigger.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.pass_obj
+def trigger_doctor(settings: Settings, as_json: bool) -> None:
     """Say why pipelines are not triggered; exit code 1 if there is a problem."""
     from traceplane.postgres.database import Database
     from traceplane.trigger import doctor as examination
 
     chosen = with_database(with_unprefixed(settings))
 
-    async def examine() -> list[examination.Finding]:
+    async def examine() -> list[Finding]:
         assert chosen.state_url is not None
         database = await Database.connect(chosen.state_url, connections=1)
         try:
@@ -32,7 +54,11 @@ def doctor(settings: Settings, as_json: bool) -> None:
         finally:
             await database.close()
 
-    findings = asyncio.run(examine())
+    _report(asyncio.run(examine()), as_json)
+
+
+def _report(findings: Iterable[Finding], as_json: bool) -> None:
+    findings = list(findings)
     if as_json:
         say_json(findings)
     else:
@@ -42,3 +68,105 @@ def doctor(settings: Settings, as_json: bool) -> None:
                 say(f"         → {finding.next_step}")
     if any(finding.level == "problem" for finding in findings):
         raise SystemExit(1)
+
+
+def _of_this_machine(settings: Settings) -> Iterator[Finding]:
+    yield _java()
+    yield _disk(settings.home)
+
+
+def _java() -> Finding:
+    from traceplane.dataplane.java import find_java
+
+    try:
+        java = find_java()
+    except TraceplaneError as error:
+        return Finding("problem", error.code, f"Spark cannot start here: {error.message}", error.next_step)
+    skipped = f" ({java.skipped})" if java.skipped else ""
+    return Finding("ok", "java", f"Spark runs on Java {java.version} of {java.source}{skipped}.")
+
+
+def _disk(home: Path) -> Finding:
+    existing = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    sentence = f"{free / (1 << 30):.1f} GiB are free for {home}."
+    if free >= _LOW_DISK_BYTES:
+        return Finding("ok", "disk", sentence)
+    step = "make room, collect what nobody reads any more with `traceplane gc`, or choose another folder with --home"
+    return Finding("problem", "disk_low", sentence, step)
+
+
+def _of_the_platform(settings: Settings) -> Iterator[Finding]:
+    here = profile.running_here(settings)
+    try:
+        caller = call(settings, lambda c: c.call("GET", "/api/v1/whoami", WhoAmI))
+    except TraceplaneError as error:
+        yield Finding(
+            "problem", error.code, f"The platform cannot be used: {error.message}.", error.next_step
+        )
+        return
+    where = f", run by process {here.pid}" if here is not None else ""
+    yield Finding("ok", "gateway", f"The gateway answers at {settings.gateway_address}{where}.")
+    roles = ", ".join(caller.roles)
+    if not roles:
+        yield Finding("warning", "no_role", f"{caller.name} has no role in {caller.org}.", caller.next_step)
+        return
+    yield Finding("ok", "caller", f"You are {caller.name} of {caller.org}, with {roles}.")
+    try:
+        status = call(settings, lambda c: c.call("GET", "/api/v1/status", StatusResponse))
+    except TraceplaneError as error:
+        yield Finding("problem", error.code, f"Its status cannot be read: {error.message}.", error.next_step)
+        return
+    yield from diagnose(status)
+
+
+def diagnose(status: StatusResponse) -> Iterator[Finding]:
+    if status.outbox_lag_seconds > _LATE_SECONDS:
+        yield Finding(
+            "problem",
+            "dispatcher_silent",
+            f"Wake-ups have been unsent for {status.outbox_lag_seconds:.0f} s: no dispatcher seems to run.",
+            "look at the log of `traceplane dispatcher`, or start one",
+        )
+    else:
+        yield Finding("ok", "dispatcher", "Tasks are handed out: no wake-up is late.")
+    for stuck in status.stuck:
+        yield Finding("problem", f"stuck_{stuck.reason}", f"{stuck.dag}/{stuck.job}: {stuck.sentence}")
+    for failure in status.failed:
+        tasks = f"{failure.dag}/{failure.job}: {counted(failure.tasks, 'task')}"
+        step = f"`traceplane explain {failure.newest}`"
+        if failure.state == "dead":
+            yield Finding("problem", failure.code, f"{tasks} dead: {shortened(failure.message)}", step)
+        else:
+            yield Finding(
+                "warning",
+                failure.code,
+                f"{tasks} failed, to be tried again: {shortened(failure.message)}",
+                step,
+            )
+    if not status.stuck and not status.failed:
+        yield Finding("ok", "work", "No task has failed, and none is stuck.")
+    yield from _beside_tasks(status)
+
+
+def _beside_tasks(status: StatusResponse) -> Iterator[Finding]:
+    for d in status.datasets:
+        if d.dead_letters:
+            rows = counted(d.dead_letters, "row")
+            step = f"`traceplane dlq list --dataset {d.dataset}`"
+            yield Finding("warning", "dead_letters", f"{d.dataset}: {rows} could not be written.", step)
+        for check in d.failed_checks:
+            explain = f"`traceplane explain {check.task_id}`" if check.task_id is not None else None
+            yield Finding("warning", "check_failed", f"{d.dataset}, {check.check}: {check.problem}", explain)
+    for channel, messages in status.dead_messages.items():
+        step = f"`traceplane deliveries list --channel {channel} --state dead`"
+        yield Finding(
+            "warning", "dead_messages", f"{channel}: {counted(messages, 'message')} not delivered.", step
+        )
+    for pause in status.paused:
+        yield Finding(
+            "warning", "paused", f"{pause_line(pause)}", f"`traceplane jobs resume {pause.dag} {pause.job}`"
+        )
+
+
+COMMANDS = (doctor,)

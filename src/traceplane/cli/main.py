@@ -19,6 +19,7 @@ from traceplane.cli import (
     deliveries,
     deploys,
     dev,
+    doctor,
     events,
     jobs,
     operators,
@@ -33,7 +34,6 @@ from traceplane.cli import (
     tasks,
     trigger,
 )
-from traceplane.cli import doctor as _doctor  # noqa: F401 -- a command of `trigger`
 from traceplane.cli.output import say
 from traceplane.errors import InvalidInput, SpecInvalid, TraceplaneError
 from traceplane.settings import load
@@ -66,6 +66,7 @@ for command in (
     *project.COMMANDS,
     *dev.COMMANDS,
     *services.COMMANDS,
+    *doctor.COMMANDS,
     *deploys.COMMANDS,
     *events.COMMANDS,
     *backfill.COMMANDS,

@@ -17,6 +17,7 @@ edges           what a task reads of an input, and which scopes a change of it m
 explain         why a task is waiting, in sentences
 extents         which positions of an input have rows in which periods, by a column of time
 file_places     the folders and S3 prefixes that file sources may list
+finding         what an examination of the platform found
 hidden_values   removes values that an operator was passed from the text that it wrote
 hook_keys       which variables hold the signing keys of webhook sources, and whose they are
 hot_table       hot datasets: the column types of their tables, and where the rows of a range are

@@ -10,13 +10,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 import aiohttp
 
 from traceplane.adapters.signal_tail import Tail, signal_tail
 from traceplane.auth.master_key_file import MasterKeyFile
 from traceplane.errors import TraceplaneError
+from traceplane.model.finding import Finding
 from traceplane.postgres import doctor as queries
 from traceplane.postgres.database import Database
 from traceplane.postgres.doctor import (
@@ -34,14 +34,6 @@ _SAMPLE = 200
 _PIPELINES = 1000
 _LONG_SECONDS = 3600.0
 _IDLE_SECONDS = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    level: Literal["ok", "warning", "problem"]
-    code: str
-    sentence: str
-    next_step: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
