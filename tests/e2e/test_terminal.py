@@ -34,6 +34,7 @@ jobs:
 """
 SHOWS_NOTHING_OF_OTHERS = {
     "up",
+    "completion",
     "dev",  # what it says of tasks is what `explain` says
     "dispatcher",
     "gateway",
@@ -85,6 +86,7 @@ def calls_of(
         "dead": [[], ["--all"], ["--json"]],
         "logs": [[task] for task in tasks] + [[tasks[0], "--json"]],
         "status": [[], ["--json"]],
+        "top": [["--times", "1"]],
         "dags": [[], ["--json"]],
         "datasets": [[], ["--json"], ["shop.out"], ["shop.out", "--json"]],
         "versions": [["shop"], ["shop", "--json"]],

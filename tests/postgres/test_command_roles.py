@@ -84,6 +84,8 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "alerts silences": (READER, []),
     "alerts unsilence": (WRITER, [ID]),
     "status": (READER, []),
+    "top": (READER, ["--times", "1"]),
+    "completion": (LOCAL, ["bash"]),
     "pipelines create": (WRITER, ["p", "--runs", "shop/copy", "--tickers", "MSFT"]),
     "pipelines update": (WRITER, [ID, "--inactive"]),
     "pipelines list": (READER, []),

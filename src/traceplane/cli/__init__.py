@@ -6,6 +6,7 @@ the platform itself.
     audit         `traceplane audit`
     backfill      `traceplane backfill`
     channels      `traceplane channel`
+    completion    `traceplane completion`: what a shell needs to complete commands and options
     coverage      what a dataset holds: its positions, its gaps and their reasons, as text
     cron          when cron sources fire, as text
     dead_letters  `traceplane dlq`
@@ -33,6 +34,7 @@ the platform itself.
     start         where `traceplane` begins: quiet if it is interrupted while it imports the rest
     supervisor    runs the processes of `traceplane up`
     tasks         commands for tasks and the status of the platform
+    top           `traceplane top`: what the platform does now
     trigger       commands of the trigger
     whereabouts   calls to a platform: which one it is, and what to print if it is unreachable
 """

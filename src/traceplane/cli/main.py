@@ -15,6 +15,7 @@ from traceplane.cli import (
     audit,
     backfill,
     channels,
+    completion,
     dead_letters,
     deliveries,
     deploys,
@@ -32,6 +33,7 @@ from traceplane.cli import (
     sign_in,
     spark,
     tasks,
+    top,
     trigger,
 )
 from traceplane.cli.output import say
@@ -67,6 +69,8 @@ for command in (
     *dev.COMMANDS,
     *services.COMMANDS,
     *doctor.COMMANDS,
+    *completion.COMMANDS,
+    *top.COMMANDS,
     *deploys.COMMANDS,
     *events.COMMANDS,
     *backfill.COMMANDS,

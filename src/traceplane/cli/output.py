@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -58,6 +58,24 @@ class ChangingLine:
     def end(self) -> None:
         if is_terminal():
             say()
+
+
+class Screen:
+    """Lines that are shown in place of the last ones at a terminal, and below them elsewhere."""
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    def show(self, lines: Sequence[str]) -> None:
+        if not is_terminal():
+            for line in [*([""] if self._begun else []), *lines]:
+                say(line)
+            self._begun = True
+            return
+        width, height = shutil.get_terminal_size()
+        shown = [one_line(line)[: width - 1] for line in lines[: height - 1]]
+        # From the upper left corner, each line and then the rest of the screen cleared behind what is written.
+        click.echo("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J", nl=False)
 
 
 def progress_bar(length: int) -> Any:
