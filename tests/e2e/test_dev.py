@@ -29,7 +29,7 @@ def test_a_new_project_passes_its_tests_and_runs(project: Folder) -> None:
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
         check=False, cwd=project.path, env=environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
-    assert "2 passed" in tested.stdout, tested.stdout + tested.stderr
+    assert "3 passed" in tested.stdout, tested.stdout + tested.stderr
 
     project.start("dev")
     project.until_said("Deployed first_market version 1, which serves.")
