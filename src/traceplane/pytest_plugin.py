@@ -91,7 +91,7 @@ class PlatformServer:
         self.folder = folder
         self.code = folder / "code"
         self._spark = spark
-        self._log = folder / "up.log"
+        self._log = folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
         self._numbers = itertools.count(1)
         self._environment = {
