@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from traceplane.model.committed_file import StoredBounds
 
 _WHOLE = re.compile(r"u?int(8|16|32|64)")
@@ -35,6 +37,81 @@ class Condition:
 
     column: str
     spans: tuple[Span, ...]
+
+
+class AskedSpan(msgspec.Struct, frozen=True):
+    low: str | int | float | bool | None
+    high: str | int | float | bool | None
+    before: bool = False
+    """Whether `high` itself is not asked for."""
+    upwards: bool = False
+    """Whether a value above all bounds may be meant, which bounds do not show."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A condition as Postgres gets it (`asked_files`): what `narrowed` decides of bounds that it has, decided where the
+    bounds are. Values are written as statistics have them, and compare as they stand."""
+
+    column: str
+    type: str
+    """Of the bounds in JSON; those of another are unknown."""
+    pattern: str
+    """Of text: what is compared, in parentheses. Other text is unknown."""
+    spans: tuple[AskedSpan, ...]
+
+
+_ANY_TEXT = "^(.*)$"
+_SECONDS = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9]{6})?"
+
+
+def asked(column: str, spans: Iterable[Span], type_: str, *, before: bool = False) -> Asked:
+    """`before`: the last value of each span is not asked for."""
+    kind, pattern = _written(type_)
+    return Asked(
+        column,
+        kind,
+        pattern,
+        tuple(
+            AskedSpan(_stored(low, type_), _stored(high, type_), before, _is_open(high, type_))
+            for low, high in spans
+        ),
+    )
+
+
+def _written(type_: str) -> tuple[str, str]:
+    """How statistics of a column have its bounds, as far as they can be compared."""
+    if type_ == "bool":
+        return "boolean", ""
+    if type_ == "double" or _WHOLE.fullmatch(type_):
+        return "number", ""
+    if type_ in _TEXT:
+        return "string", _ANY_TEXT
+    if type_ == "date32[day]":
+        return "string", f"^({_DAY.pattern})$"
+    if (column := _TIMES.fullmatch(type_)) is not None:
+        return "string", f"^({_SECONDS}){'(?:Z|[+]00:00)?' if column['zone'] else ''}$"
+    return "unknown", ""
+
+
+def _stored(value: Literal | None, type_: str) -> str | int | float | bool | None:
+    """The value as it is written in statistics; None for no bound."""
+    match comparable := _comparable(value, type_):
+        case datetime():
+            return comparable.astimezone(UTC).replace(tzinfo=None).isoformat()
+        case float() if not math.isfinite(comparable):
+            return None
+        case str() if "\0" in comparable or not _is_unicode(comparable):
+            return None  # the database has no such text
+        case _:
+            return comparable
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 Bounds = tuple[Any, Any] | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,6 +13,7 @@ import msgspec
 from traceplane.model.committed_file import CommittedFile
 from traceplane.model.dataset_schema import Schema
 from traceplane.model.positions import Range
+from traceplane.model.pruning import Asked
 from traceplane.postgres.database import Transaction, statements
 from traceplane.wire.tasks import FailedCheck, StagedFile
 
@@ -104,19 +105,23 @@ class LiveCommit:
     """Positions that newer commits have replaced."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReadRange:
+    """What somebody reads of a generation."""
+
+    generation_id: UUID
+    positions: Range | None
+    """None: the newest position."""
+    asked: Sequence[Asked] = ()
+    """Only files that can hold this."""
+
+
 async def read_by_tasks(
-    tx: Transaction,
-    ranges: Sequence[tuple[UUID, Range | None]],
-    statistics_of: Collection[str] | None = None,
+    tx: Transaction, ranges: Sequence[ReadRange], *, statistics: bool = False
 ) -> list[list[LiveCommit]]:
-    """For each range of a generation, the live commits that overlap it; without a range, those of the newest
-    position. `statistics_of`: the columns whose statistics are read with the files; None: all."""
-    arguments = (
-        [generation_id for generation_id, _ in ranges],
-        [None if positions is None else positions[0] for _, positions in ranges],
-        [None if positions is None else positions[1] for _, positions in ranges],
-        None if statistics_of is None else list(statistics_of),
-    )
+    """For each range, the live commits that overlap it, with the files that can hold what is asked; if something is
+    asked, without commits that have none. With `statistics`, all files, with theirs."""
+    arguments = (*_arguments(ranges), [_as_json(r.asked) for r in ranges], statistics)
     statement = _SQL["for_tasks"]
     live: list[list[LiveCommit]] = [[] for _ in ranges]
     for row in await tx.rows(statement, *arguments, _FEW + 1):
@@ -130,11 +135,32 @@ async def read_by_tasks(
     return live
 
 
-async def read_at(tx: Transaction, generation_id: UUID, at: datetime) -> list[LiveCommit]:
-    """All commits of a generation that were live at a time."""
-    return sorted(
-        [_live_commit(row) async for row in tx.stream(_SQL["for_task_at"], generation_id, at)], key=_by_id
+async def newest(tx: Transaction, ranges: Sequence[ReadRange]) -> list[int | None]:
+    """For each range, the newest live commit that overlaps it, whether or not it can hold what is asked."""
+    found: list[int | None] = [None] * len(ranges)
+    for row in await tx.rows(_SQL["newest"], *_arguments(ranges)):
+        found[row["ord"] - 1] = row["commit_id"]
+    return found
+
+
+def _arguments(ranges: Sequence[ReadRange]) -> tuple[list[UUID], list[int | None], list[int | None]]:
+    return (
+        [r.generation_id for r in ranges],
+        [None if r.positions is None else r.positions[0] for r in ranges],
+        [None if r.positions is None else r.positions[1] for r in ranges],
     )
+
+
+def _as_json(asked: Sequence[Asked]) -> str:
+    return msgspec.json.encode(asked).decode()  # a list in an array would add a dimension
+
+
+async def read_at(
+    tx: Transaction, generation_id: UUID, at: datetime, asked: Sequence[Asked] = ()
+) -> list[LiveCommit]:
+    """All commits of a generation that were live at a time, as `read_by_tasks` has them."""
+    rows = tx.stream(_SQL["for_task_at"], generation_id, at, list(asked))
+    return sorted([_live_commit(row) async for row in rows], key=_by_id)
 
 
 def _by_id(commit: LiveCommit) -> int:

@@ -13,15 +13,17 @@ from uuid import UUID
 
 from traceplane.dispatcher.leases import hot_reads
 from traceplane.dispatcher.leases.job_entry import JobEntry, as_columns
+from traceplane.model import pruning
 from traceplane.model.committed_file import CommittedFile
-from traceplane.model.comparisons import may_hold
+from traceplane.model.comparisons import asked_of_files
 from traceplane.model.dataset_schema import as_read
 from traceplane.model.edges import EVERYTHING, Edge, What
-from traceplane.model.extents import UnknownTimes, periods_of, values
+from traceplane.model.extents import values
 from traceplane.model.positions import Range, kept
+from traceplane.model.pruning import Asked
 from traceplane.model.row_positions import PositionColumn, ValueRange
 from traceplane.postgres import commits, dataset_retention, events, executions, generation_schemas, scopes
-from traceplane.postgres.commits import LiveCommit, WholeRead
+from traceplane.postgres.commits import LiveCommit, ReadRange, WholeRead
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.dataset_retention import DroppedRead
 from traceplane.postgres.tasks import Claimed
@@ -95,19 +97,8 @@ async def _inputs(
             else [jobs[c.job_id].reads(number, (c.range_start, c.range_end))]
         )
     ]
-    live = await _live(tx, scoped, jobs)
-    whole = [
-        WholeRead(
-            c.task_id,
-            jobs[c.job_id].payload.inputs[number].input_index,
-            jobs[c.job_id].row_generations[number],
-            max((commit.commit_id for commit in found), default=None),
-        )
-        for (c, number, _), found in zip(scoped, live, strict=True)
-        if jobs[c.job_id].edges[number].read.what is not What.SCOPE
-    ]
-    if whole:
-        await commits.record_reads(tx, whole)
+    reads = await _reads(tx, scoped, jobs)
+    live = await _live(tx, scoped, reads, jobs)
     input_commits = {
         (c.task_id, number): [(commit, positions) for commit in found]
         for (c, number, positions), found in zip(scoped, live, strict=True)
@@ -142,32 +133,79 @@ async def _inputs(
                 _handed(f)
                 for commit, positions in input_commits.get((c.task_id, number), [])
                 for f in _of_range(commit, positions, positions_in.get(generation))
-                if not i.where or may_hold(f, i.where, types.get(generation, {}))
-                if _in_periods(entry.edges[number], c, f)
             ]
-            for number, (i, generation) in enumerate(sides)
+            for number, (_, generation) in enumerate(sides)
         ]
 
 
-async def _live(
+async def _reads(
     tx: Transaction, scoped: Sequence[tuple[Claimed, int, Range | None]], jobs: Mapping[UUID, JobEntry]
-) -> list[list[LiveCommit]]:
-    """The commits that each task reads of each input, with the statistics by which files are left out."""
-    now = [one for one in scoped if jobs[one[0].job_id].as_of is None]
-    judged_by = {
-        column
-        for c, number, _ in now
-        for i in [jobs[c.job_id].payload.inputs[number]]
-        for column in (*i.where, *([i.time_column] if i.time_column is not None else []))
-    }
-    ranges = [(jobs[c.job_id].row_generations[number], positions) for c, number, positions in now]
-    read = iter(await commits.read_by_tasks(tx, ranges, judged_by))
-    return [
-        next(read)
-        if (at := jobs[c.job_id].as_of) is None
-        else await commits.read_at(tx, jobs[c.job_id].row_generations[number], at)
+) -> list[ReadRange]:
+    """What each task reads of each input."""
+    asking = {
+        entry.row_generations[number]
         for c, number, _ in scoped
+        for entry in [jobs[c.job_id]]
+        if entry.payload.inputs[number].where or entry.edges[number].read.time_column is not None
+    }
+    types = {
+        generation: {c.name: c.type for c in as_columns(as_read(stored.schema, stored.declared) or ())}
+        for generation, stored in (
+            await generation_schemas.load(tx, sorted(asking)) if asking else {}
+        ).items()
+    }
+    return [
+        ReadRange(
+            jobs[c.job_id].row_generations[number],
+            positions,
+            _asked(jobs[c.job_id], number, c, types.get(jobs[c.job_id].row_generations[number], {})),
+        )
+        for c, number, positions in scoped
     ]
+
+
+def _asked(entry: JobEntry, number: int, task: Claimed, types: Mapping[str, str]) -> list[Asked]:
+    """Which files of an input a task needs, as far as their statistics show it."""
+    asked = asked_of_files(entry.payload.inputs[number].where, types)
+    times = _times(entry.edges[number], task, types)
+    if times is not None and (column := entry.edges[number].read.time_column) in types:
+        asked.append(pruning.asked(column, [times], types[column], before=True))
+    return asked
+
+
+async def _live(
+    tx: Transaction,
+    scoped: Sequence[tuple[Claimed, int, Range | None]],
+    reads: Sequence[ReadRange],
+    jobs: Mapping[UUID, JobEntry],
+) -> list[list[LiveCommit]]:
+    """The commits that each task reads of each input; remembers the newest of inputs that are read as a whole."""
+    times = [jobs[c.job_id].as_of for c, _, _ in scoped]
+    whole = [jobs[c.job_id].edges[number].read.what is not What.SCOPE for c, number, _ in scoped]
+    asking = [n for n, read in enumerate(reads) if whole[n] and read.asked]
+    # Before the commits: what is committed in between makes the task run again, rather than be missed.
+    newest = dict(
+        zip(asking, await commits.newest(tx, [reads[n] for n in asking]) if asking else (), strict=True)
+    )
+    now = [read for read, at in zip(reads, times, strict=True) if at is None]
+    found = iter(await commits.read_by_tasks(tx, now))
+    live = [
+        next(found) if at is None else await commits.read_at(tx, read.generation_id, at, read.asked)
+        for read, at in zip(reads, times, strict=True)
+    ]
+    seen = [
+        WholeRead(
+            c.task_id,
+            jobs[c.job_id].payload.inputs[number].input_index,
+            reads[n].generation_id,
+            newest[n] if n in newest else max((commit.commit_id for commit in live[n]), default=None),
+        )
+        for n, (c, number, _) in enumerate(scoped)
+        if whole[n]
+    ]
+    if seen:
+        await commits.record_reads(tx, seen)
+    return live
 
 
 async def _dropped(
@@ -221,17 +259,6 @@ def _times(edge: Edge, task: Claimed, types: Mapping[str, str]) -> ValueRange | 
     if column is None or task.range_start is None or task.range_end is None:
         return None
     return values(types.get(column, _INSTANT), edge.job, (task.range_start, task.range_end))
-
-
-def _in_periods(edge: Edge, task: Claimed, file: CommittedFile) -> bool:
-    """Whether a file may have rows in the task's periods."""
-    if edge.read.time_column is None or task.range_start is None or task.range_end is None:
-        return True
-    try:
-        periods = periods_of(file, edge.read.time_column, edge.job)
-    except UnknownTimes:
-        return True
-    return periods is not None and periods[0] <= task.range_end and task.range_start <= periods[1]
 
 
 def _of_range(
