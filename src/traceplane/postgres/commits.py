@@ -116,11 +116,16 @@ class ReadRange:
     """Only files that can hold this."""
 
 
+class TooMany(Exception):
+    """More commits than the caller can hold."""
+
+
 async def read_by_tasks(
-    tx: Transaction, ranges: Sequence[ReadRange], *, statistics: bool = False
+    tx: Transaction, ranges: Sequence[ReadRange], *, statistics: bool = False, most: int | None = None
 ) -> list[list[LiveCommit]]:
     """For each range, the live commits that overlap it, with the files that can hold what is asked; if something is
-    asked, without commits that have none. With `statistics`, all files, with theirs."""
+    asked, without commits that have none. With `statistics`, all files, with theirs. Raises `TooMany` if a range has
+    more than `most`."""
     arguments = (*_arguments(ranges), [_as_json(r.asked) for r in ranges], statistics)
     statement = _SQL["for_tasks"]
     live: list[list[LiveCommit]] = [[] for _ in ranges]
@@ -128,8 +133,10 @@ async def read_by_tasks(
         live[row["ord"] - 1].append(_live_commit(row))
     if any(len(found) > _FEW for found in live):
         live = [[] for _ in ranges]
-        async for row in tx.stream(statement, *arguments, None):
+        async for row in tx.stream(statement, *arguments, None if most is None else most + 1):
             live[row["ord"] - 1].append(_live_commit(row))
+            if most is not None and len(live[row["ord"] - 1]) > most:
+                raise TooMany
     for found in live:
         found.sort(key=_by_id)
     return live
@@ -156,11 +163,20 @@ def _as_json(asked: Sequence[Asked]) -> str:
 
 
 async def read_at(
-    tx: Transaction, generation_id: UUID, at: datetime, asked: Sequence[Asked] = ()
+    tx: Transaction,
+    generation_id: UUID,
+    at: datetime,
+    asked: Sequence[Asked] = (),
+    *,
+    most: int | None = None,
 ) -> list[LiveCommit]:
     """All commits of a generation that were live at a time, as `read_by_tasks` has them."""
-    rows = tx.stream(_SQL["for_task_at"], generation_id, at, list(asked))
-    return sorted([_live_commit(row) async for row in rows], key=_by_id)
+    live: list[LiveCommit] = []
+    async for row in tx.stream(_SQL["for_task_at"], generation_id, at, list(asked)):
+        live.append(_live_commit(row))
+        if most is not None and len(live) > most:
+            raise TooMany
+    return sorted(live, key=_by_id)
 
 
 def _by_id(commit: LiveCommit) -> int:

@@ -246,6 +246,12 @@ async def last_version_with(tx: Transaction, org: str, dataset_id: str) -> Versi
     return await tx.row_as(Version, _SQL["last_version_with"], org, dataset_id)
 
 
+async def live_count(tx: Transaction, generation_id: UUID) -> int:
+    """How many commits readers see now."""
+    count: int = await tx.value(_SQL["live_count"], generation_id)
+    return count
+
+
 async def commits(
     tx: Transaction, generation_id: UUID, at: datetime | None = None
 ) -> tuple[list[int], dict[int, list[Range]]]:

@@ -75,6 +75,10 @@ order by v.activated_at desc limit 1
 select coalesce(array_agg(commit_id order by range_start, commit_id), '{}')
 from dataset_commits where generation_id = $1 and superseded_by is null
 
+-- name: live_count
+-- An index-only scan too.
+select count(*) from dataset_commits where generation_id = $1 and superseded_by is null
+
 -- name: hidden
 -- The live commits of a generation that newer ones have partly replaced.
 select commit_id, jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) as hidden
