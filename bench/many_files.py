@@ -35,11 +35,11 @@ async def plan_task(url: str, generation: UUID, first: int, last: int) -> dict[s
 
     database = await Database.connect(url, connections=1)
     async with database.transaction() as tx:  # what a service has done once
-        await commits.read_by_tasks(tx, [commits.ReadRange(generation, (first, first))])
+        await commits.read_by_tasks(tx, [commits.ReadRange(generation, (first, first))], most=10_000)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
     async with database.transaction() as tx:
-        [live] = await commits.read_by_tasks(tx, [commits.ReadRange(generation, (first, last))])
+        [live] = await commits.read_by_tasks(tx, [commits.ReadRange(generation, (first, last))], most=10_000)
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     await database.close()

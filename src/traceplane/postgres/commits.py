@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,8 +19,8 @@ from traceplane.wire.tasks import FailedCheck, StagedFile
 
 _SQL = statements("commits")
 
-_FEW = 10_000
-"""Commits of a range that are read at once; more are read in pieces."""
+_AT_ONCE = 10_000
+"""Commits that are read in one answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,30 +116,48 @@ class ReadRange:
     """Only files that can hold this."""
 
 
-class TooMany(Exception):
-    """More commits than the caller can hold."""
-
-
 async def read_by_tasks(
-    tx: Transaction, ranges: Sequence[ReadRange], *, statistics: bool = False, most: int | None = None
-) -> list[list[LiveCommit]]:
+    tx: Transaction, ranges: Sequence[ReadRange], *, most: int
+) -> list[list[LiveCommit] | None]:
     """For each range, the live commits that overlap it, with the files that can hold what is asked; if something is
-    asked, without commits that have none. With `statistics`, all files, with theirs. Raises `TooMany` if a range has
-    more than `most`."""
-    arguments = (*_arguments(ranges), [_as_json(r.asked) for r in ranges], statistics)
-    statement = _SQL["for_tasks"]
+    asked, without commits that have none. None: there are more than `most`."""
     live: list[list[LiveCommit]] = [[] for _ in ranges]
-    for row in await tx.rows(statement, *arguments, _FEW + 1):
-        live[row["ord"] - 1].append(_live_commit(row))
-    if any(len(found) > _FEW for found in live):
-        live = [[] for _ in ranges]
-        async for row in tx.stream(statement, *arguments, None if most is None else most + 1):
+    arguments = (*_arguments(ranges), [_as_json(r.asked) for r in ranges], False, most + 1)
+    if most <= _AT_ONCE:
+        for row in await tx.rows(_SQL["for_tasks"], *arguments):
             live[row["ord"] - 1].append(_live_commit(row))
-            if most is not None and len(live[row["ord"] - 1]) > most:
-                raise TooMany
-    for found in live:
-        found.sort(key=_by_id)
-    return live
+    else:
+        async for row in tx.stream(_SQL["for_tasks"], *arguments):
+            live[row["ord"] - 1].append(_live_commit(row))
+    return [None if len(found) > most else sorted(found, key=_by_id) for found in live]
+
+
+async def read_with_statistics(tx: Transaction, ranges: Sequence[ReadRange]) -> list[list[LiveCommit]]:
+    """For each range, all live commits that overlap it, with the statistics of their files."""
+    live: list[list[LiveCommit]] = [[] for _ in ranges]
+    for row in await tx.rows(_SQL["for_tasks"], *_arguments(ranges), ["[]"] * len(ranges), True, None):
+        live[row["ord"] - 1].append(_live_commit(row))
+    return [sorted(found, key=_by_id) for found in live]
+
+
+async def streamed(tx: Transaction, read: ReadRange, at: datetime | None = None) -> AsyncIterator[LiveCommit]:
+    """What `read_by_tasks` reads of one range, or of a whole generation as of a time: in no order, few at once."""
+    if at is None:
+        rows = tx.stream(_SQL["for_tasks"], *_arguments([read]), [_as_json(read.asked)], False, None)
+    else:
+        rows = tx.stream(_SQL["for_task_at"], read.generation_id, at, list(read.asked))
+    async for row in rows:
+        yield _live_commit(row)
+
+
+async def read_at(tx: Transaction, read: ReadRange, at: datetime, *, most: int) -> list[LiveCommit] | None:
+    """As `read_by_tasks`, of a whole generation as of a time."""
+    live: list[LiveCommit] = []
+    async for commit in streamed(tx, read, at):
+        live.append(commit)
+        if len(live) > most:
+            return None
+    return sorted(live, key=_by_id)
 
 
 async def newest(tx: Transaction, ranges: Sequence[ReadRange]) -> list[int | None]:
@@ -160,23 +178,6 @@ def _arguments(ranges: Sequence[ReadRange]) -> tuple[list[UUID], list[int | None
 
 def _as_json(asked: Sequence[Asked]) -> str:
     return msgspec.json.encode(asked).decode()  # a list in an array would add a dimension
-
-
-async def read_at(
-    tx: Transaction,
-    generation_id: UUID,
-    at: datetime,
-    asked: Sequence[Asked] = (),
-    *,
-    most: int | None = None,
-) -> list[LiveCommit]:
-    """All commits of a generation that were live at a time, as `read_by_tasks` has them."""
-    live: list[LiveCommit] = []
-    async for row in tx.stream(_SQL["for_task_at"], generation_id, at, list(asked)):
-        live.append(_live_commit(row))
-        if most is not None and len(live) > most:
-            raise TooMany
-    return sorted(live, key=_by_id)
 
 
 def _by_id(commit: LiveCommit) -> int:

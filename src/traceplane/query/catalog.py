@@ -194,14 +194,13 @@ async def _chosen(
             pruning.asked(name, condition.spans, type_)
             for (name, type_), condition in asked_of(dataset, conditions)
         ]
-        try:
-            if at is None:
-                read = ReadRange(generation, _span_of(dataset, conditions), asked)
-                [live] = await commits.read_by_tasks(tx, [read], most=MOST_FILES)
-            else:
-                live = await commits.read_at(tx, generation, at, asked, most=MOST_FILES)
-        except commits.TooMany:
-            raise TooManyFiles(generation, count) from None
+        read = ReadRange(generation, _span_of(dataset, conditions), asked)
+        if at is None:
+            [live] = await commits.read_by_tasks(tx, [read], most=MOST_FILES)
+        else:
+            live = await commits.read_at(tx, read, at, most=MOST_FILES)
+        if live is None:
+            raise TooManyFiles(generation, count)
         by_conditions[tuple(conditions)] = frozenset(f["path"] for commit in live for f in commit.files)
         for commit in live:
             files.setdefault(commit.commit_id, {}).update({f["path"]: f["bytes"] for f in commit.files})

@@ -21,6 +21,7 @@ from traceplane.worker import report
 from traceplane.worker.dispatcher_client import DispatcherClient
 from traceplane.worker.held_task import HeldTask
 from traceplane.worker.hot_inputs import fetched
+from traceplane.worker.long_inputs import with_all_files
 from traceplane.worker.sandboxed_operators import lends
 from traceplane.worker.store_on_disk import StoreOnDisk, granted_files
 
@@ -101,6 +102,7 @@ class Attempts:
     async def _run_operator(
         self, held: HeldTask, on_log: Callable[[str], None], traceparent: str | None
     ) -> RunResult:
+        held.task = await with_all_files(self._client, held.task, lambda: held.token)
         task, job = held.task, held.job
         async with AsyncExitStack() as during:
             lent = self._store.direct is not None and lends(held.operator)

@@ -36,7 +36,7 @@ async def tell(
         tx, job.job_id, [_asked(told) for told in [*written, *invalid]]
     )
     ranges = [ReadRange(used.row_generation_id, positions) for used, positions in written]
-    live = await commits.read_by_tasks(tx, ranges, statistics=True)
+    live = await commits.read_with_statistics(tx, ranges)
     after = [_extents(job, told, found) for told, found in zip(written, live, strict=True)]
     known = [
         (told, extents) for told, extents in zip(written, after, strict=True) if isinstance(extents, Extents)

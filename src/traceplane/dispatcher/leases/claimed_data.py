@@ -7,12 +7,15 @@ claim.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
+import msgspec
+
 from traceplane.dispatcher.leases import hot_reads
 from traceplane.dispatcher.leases.job_entry import JobEntry, as_columns
+from traceplane.errors import Conflict
 from traceplane.model import pruning
 from traceplane.model.committed_file import CommittedFile
 from traceplane.model.comparisons import asked_of_files
@@ -30,6 +33,9 @@ from traceplane.postgres.tasks import Claimed
 from traceplane.wire.tasks import ColumnSchema, HotInput, InputFile, PipelineRun
 
 _RESUMED_CURSORS = 2048
+FILES_PER_PIECE = 5_000
+MOST_COMMITS = 10_000
+"""Of an input, in a claim; the files of more are sent separately."""
 _INSTANT = "timestamp[us, tz=UTC]"
 
 Word = tuple[int, str, str]
@@ -41,6 +47,7 @@ class ClaimedData:
     """The lists that go into a ClaimedTask, by task; a missing task has none."""
 
     input_files: dict[UUID, list[list[InputFile]]] = field(default_factory=dict)
+    long_inputs: dict[UUID, list[int]] = field(default_factory=dict)
     input_schemas: dict[UUID, list[list[ColumnSchema] | None]] = field(default_factory=dict)
     input_times: dict[UUID, list[ValueRange | None]] = field(default_factory=dict)
     hot_inputs: dict[UUID, list[HotInput | None]] = field(default_factory=dict)
@@ -100,9 +107,12 @@ async def _inputs(
     reads = await _reads(tx, scoped, jobs)
     live = await _live(tx, scoped, reads, jobs)
     input_commits = {
-        (c.task_id, number): [(commit, positions) for commit in found]
+        (c.task_id, number): [(commit, positions) for commit in found or ()]
         for (c, number, positions), found in zip(scoped, live, strict=True)
     }
+    for (c, number, _), found in zip(scoped, live, strict=True):
+        if found is None:
+            data.long_inputs.setdefault(c.task_id, []).append(number)
     generations = {generation for c in reading for generation in jobs[c.job_id].row_generations}
     stored_schemas = await generation_schemas.load(tx, sorted(generations))
     dropping = {generation for generation, stored in stored_schemas.items() if stored.drops}
@@ -178,34 +188,84 @@ async def _live(
     scoped: Sequence[tuple[Claimed, int, Range | None]],
     reads: Sequence[ReadRange],
     jobs: Mapping[UUID, JobEntry],
-) -> list[list[LiveCommit]]:
-    """The commits that each task reads of each input; remembers the newest of inputs that are read as a whole."""
+) -> list[list[LiveCommit] | None]:
+    """The commits that each task reads of each input, None for too many of them. Remembers the newest of inputs that
+    are read as a whole."""
     times = [jobs[c.job_id].as_of for c, _, _ in scoped]
-    whole = [jobs[c.job_id].edges[number].read.what is not What.SCOPE for c, number, _ in scoped]
-    asking = [n for n, read in enumerate(reads) if whole[n] and read.asked]
-    # Before the commits: what is committed in between makes the task run again, rather than be missed.
-    newest = dict(
-        zip(asking, await commits.newest(tx, [reads[n] for n in asking]) if asking else (), strict=True)
+    whole = [
+        n
+        for n, (c, number, _) in enumerate(scoped)
+        if jobs[c.job_id].edges[number].read.what is not What.SCOPE
+    ]
+    # Before the commits themselves: what comes in between makes the task run again, rather than be missed.
+    newest = await _newest(tx, reads, [n for n in whole if reads[n].asked])
+    now = iter(
+        await commits.read_by_tasks(
+            tx, [read for read, at in zip(reads, times, strict=True) if at is None], most=MOST_COMMITS
+        )
     )
-    now = [read for read, at in zip(reads, times, strict=True) if at is None]
-    found = iter(await commits.read_by_tasks(tx, now))
     live = [
-        next(found) if at is None else await commits.read_at(tx, read.generation_id, at, read.asked)
+        next(now) if at is None else await commits.read_at(tx, read, at, most=MOST_COMMITS)
         for read, at in zip(reads, times, strict=True)
     ]
+    newest |= await _newest(tx, reads, [n for n in whole if live[n] is None and n not in newest])
     seen = [
         WholeRead(
-            c.task_id,
-            jobs[c.job_id].payload.inputs[number].input_index,
+            scoped[n][0].task_id,
+            jobs[scoped[n][0].job_id].payload.inputs[scoped[n][1]].input_index,
             reads[n].generation_id,
-            newest[n] if n in newest else max((commit.commit_id for commit in live[n]), default=None),
+            newest[n] if n in newest else max((commit.commit_id for commit in live[n] or ()), default=None),
         )
-        for n, (c, number, _) in enumerate(scoped)
-        if whole[n]
+        for n in whole
     ]
     if seen:
         await commits.record_reads(tx, seen)
     return live
+
+
+async def _newest(
+    tx: Transaction, reads: Sequence[ReadRange], numbers: Sequence[int]
+) -> dict[int, int | None]:
+    if not numbers:
+        return {}
+    return dict(zip(numbers, await commits.newest(tx, [reads[n] for n in numbers]), strict=True))
+
+
+async def send_files(
+    tx: Transaction, task: Claimed, job: JobEntry, number: int, push: Callable[[bytes], Awaitable[None]]
+) -> None:
+    """Sends the files of an input as of now, some at a time: each line is a JSON array of `InputFile`s, and the last
+    one is empty. What was committed since the claim makes the task run again anyway. Raises Conflict if the input has
+    dropped something since then."""
+    jobs = {task.job_id: job}
+    positions_by_time = await _positions_by_time(tx, [task], jobs)
+    assert task.range_start is not None
+    assert task.range_end is not None
+    found = (
+        positions_by_time[task.task_id, number]
+        if job.edges[number].read.time_column is not None
+        else [job.reads(number, (task.range_start, task.range_end))]
+    )
+    generation = job.row_generations[number]
+    stored = (await generation_schemas.load(tx, [generation]))[generation]
+    column = stored.position_column(as_read(stored.schema, stored.declared) or ())
+    scoped = [(task, number, positions) for positions in found]
+    if stored.drops:
+        await _dropped(tx, scoped, jobs, {generation}, dropped := ClaimedData())
+        if dropped.not_computable:
+            raise Conflict(
+                "task.stale", "an input of the task has dropped something", value=str(task.task_id)
+            )
+    piece: list[InputFile] = []
+    for read in await _reads(tx, scoped, jobs):
+        async for commit in commits.streamed(tx, read, job.as_of):
+            piece += [_handed(f) for f in _of_range(commit, read.positions, column)]
+            if len(piece) >= FILES_PER_PIECE:
+                await push(msgspec.json.encode(piece) + b"\n")
+                piece = []
+    if piece:
+        await push(msgspec.json.encode(piece) + b"\n")
+    await push(b"[]\n")
 
 
 async def _dropped(

@@ -101,7 +101,7 @@ class SignalJobs:
             (row,) = await registry.job_payloads(tx, [job])
             generation = row.row_generations[0]
             ranges = [ReadRange(generation, (t.range_start, t.range_end)) for t in batch]
-            live = list(zip(batch, await commits.read_by_tasks(tx, ranges), strict=True))
+            live = list(zip(batch, await commits.read_with_statistics(tx, ranges), strict=True))
             fresh = [(t, c) for t, c in live if not t.backfill]
             signals = await self._signals(row.org, fresh)
             if signals.messages:
