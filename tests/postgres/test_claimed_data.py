@@ -89,8 +89,9 @@ async def test_the_files_of_an_input_with_very_many_commits_are_sent_in_pieces(
 ) -> None:
     monkeypatch.setattr(claimed_data, "MOST_COMMITS", 3)
     monkeypatch.setattr(claimed_data, "FILES_PER_PIECE", 2)
-    after = job("after", "mid", "end").replace("dataset: mid}}]", "dataset: mid}, where: {n: {at_most: 3}}}]")
-    await plane.deploy(SOURCE + job("copy", "in", "mid") + after.replace("from:", "read: all, from:"))
+    reads = "inputs: [{from: {dataset: in}}, {name: whole, from: {dataset: mid}, read: all, where: {n: {at_most: 3}}}]"
+    after = job("after", "in", "end").replace("inputs: [{from: {dataset: in}}]", reads)
+    await plane.deploy(SOURCE + job("copy", "in", "mid") + after)
     written = await held_for(plane, 0, 1, 2, 3, 4)
     for held in written:
         (output,) = held.outputs()
@@ -100,8 +101,10 @@ async def test_the_files_of_an_input_with_very_many_commits_are_sent_in_pieces(
         )
         output = msgspec.structs.replace(output, files=[file], schema=[ColumnSchema("n", "int64")])
         assert await plane.report((held, completed(held, outputs=[output]))) == ["committed"]
-    (reader, *_) = await plane.claim(await plane.send())
-    assert (reader.task.long_inputs, reader.task.input_files) == ([0], [[]])
+    await plane.meter()
+    await plane.send()
+    (reader, *_) = await plane.claim(await plane.tasks("after"))
+    assert (reader.task.long_inputs, reader.task.input_files) == ([1], [[], []])
     (read,) = await plane.sql("select commit_id from task_reads where task_id = $1", reader.task_id)
     assert read["commit_id"] == await newest_commit(plane), "although no file of it can hold what is asked"
 
@@ -113,7 +116,7 @@ async def test_the_files_of_an_input_with_very_many_commits_are_sent_in_pieces(
     ]
     assert task.long_inputs == []
     with pytest.raises(Forbidden):
-        [_ async for _ in worker.files(FilesRequest([reader.capability_token], Fence(**reader.fence), 1))]
+        [_ async for _ in worker.files(FilesRequest([reader.capability_token], Fence(**reader.fence), 2))]
     await plane.complete(reader)
     with pytest.raises(PlatformError):
         await with_all_files(worker, reader.task, lambda: reader.capability_token)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 from traceplane.model import pruning
-from traceplane.model.pruning import Asked
+from traceplane.model.pruning import AskedColumn
 from traceplane.model.row_positions import ValueRange
 
 Value = str | int | float | bool
@@ -64,18 +64,18 @@ def of_ranges(ranges: Sequence[ValueRange]) -> Alternatives:
     )
 
 
-def asked_of_files(where: Mapping[str, Any], types: Mapping[str, str]) -> list[Asked]:
+def asked_columns(where: Mapping[str, Any], types: Mapping[str, str]) -> list[AskedColumn]:
     """What files are asked for rows that meet `where`; `types` are Arrow's."""
-    asked = []
+    columns = []
     for column, condition in where.items():
         if (type_ := types.get(column)) is None:
             continue
         try:
-            spans = [_span(one) for one in alternatives(condition, type_)]
+            spans = tuple(_span(one) for one in alternatives(condition, type_))
         except DoesNotFit:  # its reader says so
             continue
-        asked.append(pruning.asked(column, spans, type_))
-    return asked
+        columns.append(AskedColumn(column, type_, spans))
+    return columns
 
 
 def _span(comparisons: Sequence[tuple[Sign, Value]]) -> pruning.Span:

@@ -112,7 +112,7 @@ class ReadRange:
     generation_id: UUID
     positions: Range | None
     """None: the newest position."""
-    asked: Sequence[Asked] = ()
+    asked: Asked | None = None
     """Only files that can hold this."""
 
 
@@ -122,7 +122,7 @@ async def read_by_tasks(
     """For each range, the live commits that overlap it, with the files that can hold what is asked; if something is
     asked, without commits that have none. None: there are more than `most`."""
     live: list[list[LiveCommit]] = [[] for _ in ranges]
-    arguments = (*_arguments(ranges), [_as_json(r.asked) for r in ranges], False, most + 1)
+    arguments = (*_arguments(ranges), [r.asked for r in ranges], False, most + 1)
     if most <= _AT_ONCE:
         for row in await tx.rows(_SQL["for_tasks"], *arguments):
             live[row["ord"] - 1].append(_live_commit(row))
@@ -135,7 +135,7 @@ async def read_by_tasks(
 async def read_with_statistics(tx: Transaction, ranges: Sequence[ReadRange]) -> list[list[LiveCommit]]:
     """For each range, all live commits that overlap it, with the statistics of their files."""
     live: list[list[LiveCommit]] = [[] for _ in ranges]
-    for row in await tx.rows(_SQL["for_tasks"], *_arguments(ranges), ["[]"] * len(ranges), True, None):
+    for row in await tx.rows(_SQL["for_tasks"], *_arguments(ranges), [None] * len(ranges), True, None):
         live[row["ord"] - 1].append(_live_commit(row))
     return [sorted(found, key=_by_id) for found in live]
 
@@ -143,9 +143,9 @@ async def read_with_statistics(tx: Transaction, ranges: Sequence[ReadRange]) -> 
 async def streamed(tx: Transaction, read: ReadRange, at: datetime | None = None) -> AsyncIterator[LiveCommit]:
     """What `read_by_tasks` reads of one range, or of a whole generation as of a time: in no order, few at once."""
     if at is None:
-        rows = tx.stream(_SQL["for_tasks"], *_arguments([read]), [_as_json(read.asked)], False, None)
+        rows = tx.stream(_SQL["for_tasks"], *_arguments([read]), [read.asked], False, None)
     else:
-        rows = tx.stream(_SQL["for_task_at"], read.generation_id, at, list(read.asked))
+        rows = tx.stream(_SQL["for_task_at"], read.generation_id, at, read.asked)
     async for row in rows:
         yield _live_commit(row)
 
@@ -174,10 +174,6 @@ def _arguments(ranges: Sequence[ReadRange]) -> tuple[list[UUID], list[int | None
         [None if r.positions is None else r.positions[0] for r in ranges],
         [None if r.positions is None else r.positions[1] for r in ranges],
     )
-
-
-def _as_json(asked: Sequence[Asked]) -> str:
-    return msgspec.json.encode(asked).decode()  # a list in an array would add a dimension
 
 
 def _by_id(commit: LiveCommit) -> int:

@@ -5,7 +5,7 @@ commits are read again, in the query's own snapshot, whenever the generation has
 so the list is always that of the snapshot.
 
 Of a generation with very many commits no list is kept. The database chooses what a query needs of it, each time, by the
-positions of commits and the statistics of their files (`asked_files`); a query that would still read too many files is
+positions of commits and the statistics of their files (`pruning.asked`); a query that would still read too many files is
 not for this engine.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from uuid import UUID
 
 from traceplane.model import pruning
 from traceplane.model.positions import Range, kept
-from traceplane.model.pruning import Bounds, Condition, bounds, narrowed
+from traceplane.model.pruning import AskedColumn, Bounds, Condition, bounds, narrowed
 from traceplane.postgres import commits, pinned
 from traceplane.postgres.commits import ReadRange
 from traceplane.postgres.database import Transaction
@@ -36,6 +37,7 @@ LARGE = 200_000
 """Of a generation with more commits, no list is kept."""
 MOST_FILES = 200_000
 """That a query may read of such a generation: opening more takes longer than queries last."""
+_COUNTED_SECONDS = 60.0
 _EVERYTHING = (-(2**63), 2**63 - 1)
 _MADE_AT_ONCE = 20_000
 
@@ -116,6 +118,8 @@ class TooManyFiles(Exception):
 class Catalog:
     def __init__(self) -> None:
         self._lists: OrderedDict[UUID, FileList] = OrderedDict()
+        self._large: dict[UUID, tuple[int, float]] = {}
+        """How many commits generations with very many of them have, and when they were counted."""
 
     async def files(
         self,
@@ -131,10 +135,11 @@ class Catalog:
         if generation is None or not dataset.row_version:
             return FileList("", [], {})  # nothing has been committed
         listed = self._lists.get(generation)
-        may_be_large = listed is None or len(listed.commits) > LARGE
-        if may_be_large and (count := await pinned.live_count(tx, generation)) > LARGE:
-            self._lists.pop(generation, None)
-            return await _chosen(tx, dataset, generation, relations, at, count)
+        if listed is None or len(listed.commits) > LARGE:
+            count = await self._count(tx, generation)
+            if count > LARGE:
+                self._lists.pop(generation, None)
+                return await _chosen(tx, dataset, generation, relations, at, count)
         if at is not None or listed is None or listed.row_version != dataset.row_version:
             listed = await self._list(tx, dataset, generation, listed, at)
         if at is None:
@@ -144,6 +149,15 @@ class Catalog:
             if column not in listed.bounds:
                 await _learn(tx, generation, listed, column, live=at is None)
         return listed
+
+    async def _count(self, tx: Transaction, generation: UUID) -> int:
+        count, counted_at = self._large.get(generation, (0, 0.0))
+        if not count or time.monotonic() - counted_at > _COUNTED_SECONDS:
+            self._large.pop(generation, None)
+            count = await pinned.live_count(tx, generation)
+            if count > LARGE:
+                self._large[generation] = count, time.monotonic()
+        return count
 
     async def _list(
         self,
@@ -190,10 +204,10 @@ async def _chosen(
     hidden: dict[int, list[Range]] = {}
     by_conditions: dict[tuple[Condition, ...], frozenset[str]] = {}
     for conditions in relations:
-        asked = [
-            pruning.asked(name, condition.spans, type_)
+        asked = pruning.asked(
+            AskedColumn(name, type_, condition.spans)
             for (name, type_), condition in asked_of(dataset, conditions)
-        ]
+        )
         read = ReadRange(generation, _span_of(dataset, conditions), asked)
         if at is None:
             [live] = await commits.read_by_tasks(tx, [read], most=MOST_FILES)

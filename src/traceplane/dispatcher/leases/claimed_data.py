@@ -18,12 +18,12 @@ from traceplane.dispatcher.leases.job_entry import JobEntry, as_columns
 from traceplane.errors import Conflict
 from traceplane.model import pruning
 from traceplane.model.committed_file import CommittedFile
-from traceplane.model.comparisons import asked_of_files
+from traceplane.model.comparisons import asked_columns
 from traceplane.model.dataset_schema import as_read
 from traceplane.model.edges import EVERYTHING, Edge, What
 from traceplane.model.extents import values
 from traceplane.model.positions import Range, kept
-from traceplane.model.pruning import Asked
+from traceplane.model.pruning import Asked, AskedColumn
 from traceplane.model.row_positions import PositionColumn, ValueRange
 from traceplane.postgres import commits, dataset_retention, events, executions, generation_schemas, scopes
 from traceplane.postgres.commits import LiveCommit, ReadRange, WholeRead
@@ -174,13 +174,13 @@ async def _reads(
     ]
 
 
-def _asked(entry: JobEntry, number: int, task: Claimed, types: Mapping[str, str]) -> list[Asked]:
+def _asked(entry: JobEntry, number: int, task: Claimed, types: Mapping[str, str]) -> Asked | None:
     """Which files of an input a task needs, as far as their statistics show it."""
-    asked = asked_of_files(entry.payload.inputs[number].where, types)
+    columns = asked_columns(entry.payload.inputs[number].where, types)
     times = _times(entry.edges[number], task, types)
     if times is not None and (column := entry.edges[number].read.time_column) in types:
-        asked.append(pruning.asked(column, [times], types[column], before=True))
-    return asked
+        columns.append(AskedColumn(column, types[column], (times,), before=True))
+    return pruning.asked(columns)
 
 
 async def _live(
@@ -198,7 +198,7 @@ async def _live(
         if jobs[c.job_id].edges[number].read.what is not What.SCOPE
     ]
     # Before the commits themselves: what comes in between makes the task run again, rather than be missed.
-    newest = await _newest(tx, reads, [n for n in whole if reads[n].asked])
+    newest = await _newest(tx, reads, [n for n in whole if reads[n].asked is not None])
     now = iter(
         await commits.read_by_tasks(
             tx, [read for read, at in zip(reads, times, strict=True) if at is None], most=MOST_COMMITS
