@@ -4,9 +4,9 @@ A commit's files never change, so they are read once, and the bounds of a column
 commits are read again, in the query's own snapshot, whenever the generation has had a commit since (its `row_version`),
 so the list is always that of the snapshot.
 
-Of a generation with very many commits no list is kept. The database chooses what a query needs of it, each time, by the
-positions of commits and the statistics of their files (`pruning.asked`); a query that would still read too many files is
-not for this engine.
+Of a generation with very many commits no list is kept. The database chooses what a query needs of it, each time, by
+the positions of commits and the statistics of their files (`pruning.asked`); a query that would still read too many
+files is not for this engine.
 """
 
 from __future__ import annotations
