@@ -231,28 +231,37 @@ class Bench:
             await connection.execute(many_files.FILL, generation, first, first + 99_999)
         await self._describe(generation, [("n", "int64"), ("v", "string"), ("w", "double")], 0)
         await connection.execute("vacuum analyze traceplane.dataset_commits")
-        some = median(
-            [(await _planned(url, generation, n, n + 99))["ms"] for n in range(0, 500_000, 100_000)]
-        )
-        everything = await _planned(url, generation, 0, many_files.FILES - 1)
-        of_all = f"planning a task over all of {many_files.FILES:,} files"
-        return [
-            results.compare(
-                suite=SUITE,
-                name=name,
-                unit=unit,
-                better="lower",
-                ours=ours,
-                peer="target",
-                theirs=target,
-                bar=bar,
+        files = f"of {many_files.FILES:,} files"
+        rows = []
+        for what, name, bars in (
+            ("some_files", f"planning a task over 100 {files}", (200.0, None)),
+            ("selected_files", f"planning a task that needs 1 {files}, by a column's values", (None, 256.0)),
+            ("all_files", f"sending a worker the files of a task over all {files}", (None, 256.0)),
+            ("query_by_position", f"planning a query that needs 1 {files}, by position", (1000.0, 256.0)),
+            ("query_by_value", f"planning a query that needs 1 {files}, by a column's values", (None, 256.0)),
+            ("iceberg_table", f"an Iceberg table {files}, from nothing", (None, 512.0)),
+        ):
+            measured = [
+                await _measured(url, generation, what) for _ in range(5 if what == "some_files" else 1)
+            ]
+            found = {key: median(one[key] for one in measured) for key in measured[0]}
+            self.progress(
+                f"{name}: {found['ms']:,.0f} ms, peak {found['peak_mb']:.0f} MB, {found['files']:,.0f} files"
             )
-            for name, unit, ours, target, bar in (
-                (f"planning a task over 100 of {many_files.FILES:,} files", "ms", some, 200.0, 1.0),
-                (of_all, "s", everything["ms"] / 1000, 10.0, None),
-                (f"{of_all}: peak memory", "MB", everything["peak_mb"], 1024.0, None),
-            )
-        ]
+            for unit, ours, most in (("ms", found["ms"], bars[0]), ("MB", found["peak_mb"], bars[1])):
+                rows.append(
+                    results.compare(
+                        suite=SUITE,
+                        name=name if unit == "ms" else f"{name}: peak memory",
+                        unit=unit,
+                        better="lower",
+                        ours=ours,
+                        peer="target",
+                        theirs=most or 10_000.0,
+                        bar=1.0 if most is not None else None,
+                    )
+                )
+        return rows
 
     async def _add_partitions(self, wanted: int) -> None:
         _, generation = await self._dataset("partitions")
@@ -373,11 +382,11 @@ def _timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-async def _planned(url: str, generation: Any, first: int, last: int) -> dict[str, float]:
+async def _measured(url: str, generation: Any, what: str) -> dict[str, float]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.many_files", url, str(generation), str(first), str(last),
+        *(sys.executable, "-m", "bench.many_files", url, str(generation), what),
         stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    )
     written, _ = await process.communicate()
     found: dict[str, float] = json.loads(written)
     return found

@@ -221,6 +221,7 @@ DISPATCHER = [
     "POST /internal/worker-leave",
     "GET /internal/code",
     "POST /internal/input-rows",
+    "POST /internal/input-files",
     "GET /internal/jwks",
 ]
 SERVICE = ["GET /healthz", "GET /readyz"]

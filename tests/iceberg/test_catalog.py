@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import Role
 from traceplane.auth.store import issue_token
 from traceplane.postgres import pinned
+from traceplane.query.catalog import Commit
 from traceplane.registry.garbage import Policy, Round, batches
 
 OTHERS = """
@@ -193,6 +195,41 @@ async def test_derived_files_are_made_once_and_deleted_after_their_day(
     assert await collected(timedelta(hours=1)) == 5
     assert len(files() - made) == 5
     assert await served.equal("shop.orders", "live") == 60
+
+
+async def test_the_files_of_a_large_table_are_listed_in_pieces(served: ServedShop) -> None:
+    """No process has more than the ids of all commits; a new commit changes the manifest that it is in."""
+
+    def manifests() -> dict[str, int]:
+        """How many files are in each."""
+        table = pyiceberg_catalog(served.url, served.token, "live").load_table(("shop", "shop.orders"))
+        listed = table.current_snapshot().manifests(table.io)
+        return {one.manifest_path: one.existing_files_count for one in listed}
+
+    await many_commits(served, 20_000)
+    made = await asyncio.to_thread(manifests)
+    assert sum(made.values()) == 20_003
+    assert 20 <= len(made) <= 80
+    assert max(made.values()) <= 2000
+    assert not [one for one in gc.get_objects() if isinstance(one, Commit)], "a list of all files"
+
+    await served.shop.publish("shop.orders", orders(15, 15), 200_000, 200_000)
+    assert len((await asyncio.to_thread(manifests)).keys() - made.keys()) == 1
+
+
+async def many_commits(served: ServedShop, count: int) -> None:
+    """Each with a file that nobody opens."""
+    dataset, generation = await served.shop.generation("shop.orders")
+    folder = f"{dataset}/{generation}/staging/"
+    await served.shop.plane.sql(
+        "insert into dataset_commits (task_id, output_index, generation_id, range_start, range_end, files, row_count,"
+        " bytes, schema_hash, committed_at) select gen_random_uuid(), 0, $1, n, n, jsonb_build_array("
+        " jsonb_build_object('path', $3::text || n || '/1/part-0.parquet', 'rows', 1, 'bytes', 1)),"
+        " 1, 1, 'h', now() from generate_series(100000, 99999 + $2::int) n",
+        generation,
+        count,
+        folder,
+    )
 
 
 async def test_nothing_can_be_changed(served: ServedShop) -> None:

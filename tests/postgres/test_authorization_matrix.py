@@ -155,6 +155,7 @@ DISPATCHER = {
     "POST /internal/task-complete": CAPABILITY,
     "POST /internal/buffer-publish": CAPABILITY,
     "POST /internal/input-rows": CAPABILITY,
+    "POST /internal/input-files": CAPABILITY,
     "GET /internal/jwks": PUBLIC,
     "GET /healthz": PUBLIC,
     "GET /readyz": PUBLIC,
@@ -509,6 +510,7 @@ async def test_what_is_about_a_task_needs_the_token_of_that_task(services: Servi
         "POST /internal/heartbeat": {"beats": [fence]},
         "POST /internal/events": {"emissions": [{**fence, "events": [event]}]},
         "POST /internal/input-rows": {"fence": fence, "input_index": 0, "start": 0, "end": 0, "state": ""},
+        "POST /internal/input-files": {"fence": fence, "input_index": 9},
         "POST /internal/task-complete": {"completions": [{**fence, "status": "canceled"}]},
         "POST /internal/buffer-publish": {"batches": [{**fence, "batch": 0, "output": output}]},
     }
@@ -539,6 +541,7 @@ async def test_what_is_about_a_task_needs_the_token_of_that_task(services: Servi
     # Neither its input nor its output is in a hot table. One of the calls ends the task.
     let_through = {
         "POST /internal/input-rows": ("403 task.input_not_granted", "409 task.stale"),
+        "POST /internal/input-files": ("403 task.input_not_granted", "409 task.stale"),
         "POST /internal/buffer-publish": ("400 task.output_not_buffered",),
     }
     for header in headers:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from tests.control_plane import ControlPlane, completed
 from tests.dags import SOURCE, job
+from tests.hot_worker import Client
 from tests.postgres.copy_jobs import APPEND, COPY, commit, held_for, with_schema
 from tests.postgres.test_commits import span
+from traceplane.dispatcher.leases import claimed_data
 from traceplane.dispatcher.loops.source_monitor import SourceMonitor
+from traceplane.errors import Forbidden, PlatformError
 from traceplane.postgres.tasks import LeaseFence
 from traceplane.wire.scalars import Scope
-from traceplane.wire.tasks import ColumnSchema, ColumnStatistics, EventOut, InputFile, StagedFile
+from traceplane.wire.tasks import (
+    ColumnSchema,
+    ColumnStatistics,
+    EventOut,
+    Fence,
+    FilesRequest,
+    InputFile,
+    StagedFile,
+)
+from traceplane.worker.long_inputs import with_all_files
 
 
 async def test_a_task_is_handed_the_merged_schema_of_each_input(plane: ControlPlane) -> None:
@@ -69,6 +82,53 @@ async def test_files_that_cannot_hold_what_an_input_asks_for_are_left_out(plane:
     handed = reader.task.input_files[0]
     assert [f.path.rpartition("/")[2] for f in handed] == ["1.parquet", "3.parquet"]
     assert all(set(msgspec.to_builtins(f)) == {"path", "rows", "bytes"} for f in handed)
+
+
+async def test_the_files_of_an_input_with_very_many_commits_are_sent_in_pieces(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claimed_data, "MOST_COMMITS", 3)
+    monkeypatch.setattr(claimed_data, "FILES_PER_PIECE", 2)
+    reads = "inputs: [{from: {dataset: in}}, {name: whole, from: {dataset: mid}, read: all, where: {n: {at_most: 3}}}]"
+    after = job("after", "in", "end").replace("inputs: [{from: {dataset: in}}]", reads)
+    await plane.deploy(SOURCE + job("copy", "in", "mid") + after)
+    written = await held_for(plane, 0, 1, 2, 3, 4)
+    for held in written:
+        (output,) = held.outputs()
+        n = held.task.scope.first if held.task.scope is not None else 0
+        file = StagedFile(
+            f"{held.task.write_prefixes[0]}{n}.parquet", 1, 10, {"n": ColumnStatistics(n, n, 0)}
+        )
+        output = msgspec.structs.replace(output, files=[file], schema=[ColumnSchema("n", "int64")])
+        assert await plane.report((held, completed(held, outputs=[output]))) == ["committed"]
+    await plane.meter()
+    await plane.send()
+    (reader, *_) = await plane.claim(await plane.tasks("after"))
+    assert (reader.task.long_inputs, reader.task.input_files) == ([1], [[], []])
+    (read,) = await plane.sql("select commit_id from task_reads where task_id = $1", reader.task_id)
+    assert read["commit_id"] == await newest_commit(plane), "although no file of it can hold what is asked"
+
+    worker = Client(plane)
+    task = await with_all_files(worker, reader.task, lambda: reader.capability_token)  # type: ignore[arg-type]
+    assert worker.pieces_of_files == [2, 2, 0]
+    assert sorted(f.path.rpartition("/")[2] for f in task.input_files[0]) == [
+        f"{n}.parquet" for n in range(4)
+    ]
+    assert task.long_inputs == []
+    with pytest.raises(Forbidden):
+        [_ async for _ in worker.files(FilesRequest([reader.capability_token], Fence(**reader.fence), 2))]
+    await plane.complete(reader)
+    with pytest.raises(PlatformError):
+        await with_all_files(worker, reader.task, lambda: reader.capability_token)  # type: ignore[arg-type]
+
+
+async def newest_commit(plane: ControlPlane) -> int:
+    (row,) = await plane.sql(
+        "select max(commit_id) as commit_id from dataset_commits join datasets on generation_id = current_generation_id"
+        " where dataset_id = 'mid'"
+    )
+    newest: int = row["commit_id"]
+    return newest
 
 
 async def test_no_task_is_handed_a_file_without_rows(plane: ControlPlane) -> None:

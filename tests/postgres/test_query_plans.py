@@ -318,7 +318,8 @@ def test_the_files_of_a_scope_are_found_by_generation_and_range(filled: Filled) 
         f"array_fill('{generation}'::uuid, array[20])",
         numbers,
         numbers,
-        "'{}'",
+        "array_fill(null::text, array[20])",
+        "false",
         "10001",
     )
     no_sequential_scan(plan)

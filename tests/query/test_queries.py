@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -18,11 +19,12 @@ from tests.query.published import DAG, SECRET, Shop, items, orders, queries
 from traceplane.adapters import object_cache
 from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_store_folder import FolderObjectStore
-from traceplane.errors import Conflict, NotFound, TooManyRequests, TraceplaneError
+from traceplane.errors import Conflict, NotFound, TooLarge, TooManyRequests, TraceplaneError
 from traceplane.gateway.datasets import detail
 from traceplane.model.partitions import By, Partitions
 from traceplane.postgres import commits
-from traceplane.query.datasets import AsOf
+from traceplane.query import catalog
+from traceplane.query.datasets import NOW, AsOf
 from traceplane.wire.deploys import DeleteRequest
 
 
@@ -60,6 +62,14 @@ async def test_a_store_in_s3_gives_the_same_answers_in_parts_or_from_its_cache(
         await elsewhere.service.close()
 
 
+@pytest.fixture(params=["listed", "chosen by the database"])
+def however_many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the datasets had so many commits that no list of them is kept, too."""
+    if request.param != "listed":
+        monkeypatch.setattr(catalog, "LARGE", 0)
+
+
+@pytest.mark.usefixtures("however_many")
 async def test_only_files_that_can_hold_the_answer_are_read_and_the_answer_is_the_same(
     shop: Shop, asked: Asked
 ) -> None:
@@ -120,6 +130,22 @@ async def test_only_files_that_can_hold_the_answer_are_read_and_the_answer_is_th
     assert await asked.files(
         "select * from shop.orders o left join shop.orders p on true where p.id = 7"
     ) == [3, 1]
+
+
+async def test_of_a_large_dataset_only_the_chosen_files_are_held_and_too_many_are_refused(
+    shop: Shop, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "LARGE", 2)
+    monkeypatch.setattr(catalog, "MOST_FILES", 2)
+    assert await asked.rows("select count(*) from shop.orders where customer = 'bob' and amount < 3") == [[2]]
+    gc.collect()
+    assert not [one for one in gc.get_objects() if isinstance(one, catalog.Commit)]
+    assert await asked.rows("select count(*) from shop.orders where id > 30") == [[30]]
+    with pytest.raises(TooLarge) as refused:
+        await asked.rows("select count(*) from shop.orders where customer = 'bob'")
+    assert refused.value.code == "query.too_many_files"
+    planned = await asked.service.plan(asked.database, READER, "select count(*) from shop.orders", NOW)
+    assert (planned.too_many, planned.of_files) == (True, 3)
 
 
 async def test_no_answer_depends_on_the_statistics_of_a_hidden_column(shop: Shop, asked: Asked) -> None:
@@ -211,6 +237,7 @@ def by_day(kind: str, first: int, last: int, n: int) -> pa.Table:
     return pa.table({"at": pa.array(at, KINDS[kind]), "n": pa.array([n] * len(at), pa.int64())})
 
 
+@pytest.mark.usefixtures("however_many")
 @pytest.mark.parametrize("kind", list(KINDS))
 async def test_newer_commits_of_days_hide_exactly_the_rows_of_these_days(
     shop: Shop, asked: Asked, kind: str
@@ -234,6 +261,7 @@ async def test_newer_commits_of_days_hide_exactly_the_rows_of_these_days(
         assert pruned == await asked.rows(f"select sum(n) from (select * from days.rows) where {where}")
 
 
+@pytest.mark.usefixtures("however_many")
 async def test_newer_commits_hide_exactly_their_positions_and_new_columns_are_null_before(
     shop: Shop, asked: Asked
 ) -> None:
@@ -330,6 +358,7 @@ async def test_a_file_without_columns_keeps_nobody_from_reading_the_others(shop:
     assert await asked.files("select * from shop.orders where id > 50") == [2]
 
 
+@pytest.mark.usefixtures("however_many")
 async def test_a_query_is_as_of_a_version_or_a_time(shop: Shop, asked: Asked) -> None:
     async def at_once() -> datetime:
         return await shop.plane.value("select clock_timestamp()")

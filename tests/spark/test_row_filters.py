@@ -23,8 +23,8 @@ from tests.terminal import blocks
 from traceplane.columnar.parquet_facts import statistics
 from traceplane.columnar.postgres_csv import as_parquet
 from traceplane.dataplane import datasets
-from traceplane.model import extents
-from traceplane.model.comparisons import may_hold
+from traceplane.model import extents, pruning
+from traceplane.model.comparisons import asked_columns
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.partitions import By, Partitions
 from traceplane.model.row_positions import PositionColumn
@@ -175,7 +175,10 @@ async def test_every_reader_selects_the_same_rows(
                 expected = [n for n, v in enumerate(table[column].to_pylist()) if meets(column, v, condition)]
                 assert expected, where
                 file = {"path": path, "rows": 8, "bytes": 1, "statistics": stored}
-                assert may_hold(file, where, types), where  # type: ignore[arg-type]
+                asked = pruning.asked(asked_columns(where, types))
+                assert await tx.value("select jsonb_path_exists($1, $2::text::jsonpath)", [file], asked), (
+                    where
+                )
                 operator_input = OperatorInput("rows", (path,), where=where, columns=schema)
                 assert sorted(read(spark, operator_input, "at")) == expected, where
                 view: Any = datasets.narrowed(spark.read.parquet(path), where, ())

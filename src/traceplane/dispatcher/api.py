@@ -61,6 +61,7 @@ from traceplane.wire.tasks import (
     EventsResponse,
     FetchQuery,
     FetchResponse,
+    FilesRequest,
     HeartbeatOutcome,
     HeartbeatRequest,
     HeartbeatResponse,
@@ -137,6 +138,8 @@ class InternalApi:
                   CAPABILITY, "Publish staged rows of buffered outputs of running tasks."),
             Route("POST", "/internal/input-rows", RowsRequest, Stream, self.input_rows, CAPABILITY,
                   "A piece of a hot input, as CSV."),
+            Route("POST", "/internal/input-files", FilesRequest, Stream, self.input_files, CAPABILITY,
+                  "The files of an input that has too many for a claim, some in each line."),
             Route("GET", "/internal/jwks", None, Jwks, self.jwks, PUBLIC,
                   "The public keys of capability tokens."),
         ]  # fmt: skip
@@ -292,6 +295,15 @@ class InternalApi:
             await self._leases.claims.read_rows(self._rows_database, request, grants, push)
 
         return Stream(write, "text/csv")
+
+    async def input_files(self, call: Call[FilesRequest]) -> Stream:
+        request = call.body
+        _, grants = granted(request.fence, self._authority.capabilities(request.tokens))
+
+        async def write(push: Push) -> None:
+            await self._leases.claims.read_files(self._rows_database, request, grants, push)
+
+        return Stream(write, "application/x-ndjson")
 
     async def jwks(self, call: Call[None]) -> Jwks:
         return Jwks(**self._authority.jwks())

@@ -70,7 +70,7 @@ class IcebergApi:
     ) -> None:
         self._database, self._query_caller = database, query_caller
         self._derived = DerivedFiles(open_store, settings.home / "spill")
-        self._tables = Tables(queries, Derivation(queries, self._derived))
+        self._tables = Tables(Derivation(queries, self._derived))
 
     async def close(self) -> None:
         await self._derived.close()

@@ -49,7 +49,7 @@ class QueryEngines:
         planned = await self._queries.plan(database, caller, asked.sql, as_of)
         most = self.most_bytes(asked)
         return QueryPlan(
-            "spark" if most is not None and planned.bytes > most else "duckdb",
+            "spark" if most is not None and (planned.too_many or planned.bytes > most) else "duckdb",
             self._reason(asked, planned),
             planned.files,
             planned.of_files,
@@ -93,6 +93,8 @@ class QueryEngines:
             return f"{files}; the engine {asked.engine} was asked for"
         if asked.as_of_time is not None:
             return f"{files}; what is read as of a time is not left to Spark"
+        if planned.too_many:
+            return f"{files}, more than DuckDB opens at once"
         what = "more than" if planned.bytes > self._spark_above else "up to"
         return f"{files}, {what} {_megabytes(self._spark_above)}"
 

@@ -1,16 +1,18 @@
 """From the files of a dataset to the metadata of a table, and the derived files that it names.
 
-Commits are cut into stretches by their ids, so that a new or replaced commit changes only the stretch it is in. The
-manifests of a stretch are made from the catalog's rows. Only the numbers of hidden rows are in the files themselves:
+Commits are cut into stretches by their ids, so that a new or replaced commit changes only the stretch it is in. Of a
+table of a million files, no process has more than the ids of its commits, and the files of a few stretches: manifests
+are made from the catalog's rows, a stretch at a time. Only the numbers of hidden rows are in the files themselves:
 the query engine finds them, with the condition by which queries leave them out.
 """
 
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any
 from uuid import UUID
@@ -36,11 +38,10 @@ from traceplane.iceberg.manifests import (
 from traceplane.iceberg.partitioning import Partitioning, partitioning_of
 from traceplane.iceberg.position_deletes import position_deletes
 from traceplane.iceberg.table_metadata import Snapshot, table_metadata
-from traceplane.model.positions import Range
+from traceplane.model.positions import Range, kept
 from traceplane.postgres import pinned
 from traceplane.postgres.database import Database
-from traceplane.postgres.pinned import PinnedDataset, StoredCommit
-from traceplane.query.catalog import Commit, FileList, kept_of
+from traceplane.postgres.pinned import ListedCommit, PinnedDataset, StoredCommit
 from traceplane.query.datasets import QueryCaller
 from traceplane.query.service import Queries
 from traceplane.query.wire import FileGroup
@@ -49,8 +50,10 @@ from traceplane.runtime.in_parallel import in_parallel
 _FORMAT = 1
 """Of derived files: part of their names, so that a change of it makes them anew."""
 _COMMITS_PER_STRETCH, _MOST_COMMITS_PER_STRETCH = 500, 2000
+_MOST_FILES_PER_STRETCH = 10_000
 _STRETCHES_AT_ONCE = 4
 _MOST_REMEMBERED = 20_000
+_EVERYTHING = (-(2**63), 2**63 - 1)
 _ROW_NUMBERS = frozenset({"filename", "file_row_number"})
 """By these names, the engine finds rows in their files."""
 
@@ -79,21 +82,36 @@ class _Shape:
         return f"{self.folder}/{self.day}/{name}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    commit: Commit
-    kept: tuple[Range, ...] | None
-    """The positions that count; None: all."""
+Kept = tuple[Range, ...] | None
+"""The positions of a commit that count; None: all."""
+_Part = tuple[int, Kept]
+"""A commit, by its id."""
+
+
+@dataclass(slots=True)
+class Cut:
+    """The commits of a stretch."""
+
+    ids: array[int] = field(default_factory=lambda: array("q"))
+    kept: dict[int, Kept] = field(default_factory=dict)
+    """Of those of which some positions do not count."""
+    files: int = 0
+
+    @property
+    def parts(self) -> list[_Part]:
+        return [(commit_id, self.kept.get(commit_id)) for commit_id in self.ids]
 
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Some commits, and their manifests."""
+    """The manifests of some commits."""
 
     key: str
     manifests: tuple[Manifest, ...]
     bytes: int
     newest: datetime
+    folders: frozenset[str]
+    """Of their files."""
 
 
 class Derivation:
@@ -106,19 +124,18 @@ class Derivation:
         database: Database,
         caller: QueryCaller,
         dataset: PinnedDataset,
-        files: FileList,
+        cuts: Sequence[Cut],
         *,
         org_id: UUID,
         today: date,
     ) -> DerivedTable:
-        """`caller`: for whom the engine works, if it must."""
+        """`cuts`: what `cut` made of its commits. `caller`: for whom the engine works, if it must."""
         shape = await asyncio.to_thread(_shape, dataset, org_id, today)
-        parts = await asyncio.to_thread(_parts, dataset, files)
 
-        async def stretch(some: Sequence[_Part]) -> _Stretch:
+        async def stretch(some: Cut) -> _Stretch:
             return await self._stretch(database, caller, shape, some)
 
-        stretches = await in_parallel(stretch, list(_cut(parts)), _STRETCHES_AT_ONCE)
+        stretches = await in_parallel(stretch, cuts, _STRETCHES_AT_ONCE)
         metadata = table_metadata(
             table_uuid=dataset.dataset_uuid,
             location=self._location(shape.folder),
@@ -133,7 +150,7 @@ class Derivation:
         )
         path = shape.path(f"{hashed(metadata)}.metadata.json")
         await self._derived.ensure(path, lambda: msgspec.json.encode(metadata))
-        data = {path[: path.index("/staging/")] for part in parts for path in part.commit.paths}
+        data = {folder for stretch in stretches for folder in stretch.folders}
         return DerivedTable(metadata, self._location(path), (*sorted(data), shape.folder))
 
     async def _snapshot(self, shape: _Shape, stretches: Sequence[_Stretch]) -> Snapshot:
@@ -154,13 +171,9 @@ class Derivation:
             hidden_rows=sum(m.rows for m in of_deletes),
         )
 
-    async def _stretch(
-        self, database: Database, caller: QueryCaller, shape: _Shape, parts: Sequence[_Part]
-    ) -> _Stretch:
-        key = hashed(
-            *(_FORMAT, self._location(DERIVED), shape.columns.fields, shape.partitioning),
-            [(part.commit.commit_id, part.kept) for part in parts],
-        )
+    async def _stretch(self, database: Database, caller: QueryCaller, shape: _Shape, cut: Cut) -> _Stretch:
+        parts = cut.parts
+        key = hashed(*(_FORMAT, self._location(DERIVED), shape.columns.fields, shape.partitioning), parts)
         made = self._stretches.get((shape.day, key))
         if made is None:
             made = await self._make(database, caller, shape, parts, key)
@@ -174,7 +187,7 @@ class Derivation:
         self, database: Database, caller: QueryCaller, shape: _Shape, parts: Sequence[_Part], key: str
     ) -> _Stretch:
         async with database.autocommit() as tx:
-            stored = await pinned.stored(tx, [part.commit.commit_id for part in parts])
+            stored = await pinned.stored(tx, [commit_id for commit_id, _ in parts])
         if len(stored) < len(parts):
             raise Conflict(
                 "iceberg.history_gone",
@@ -188,28 +201,28 @@ class Derivation:
             some = [file for file in files if (file.partition is not None) == (spec_id == PARTITIONED)]
             if some:
                 made.append(await self._data(shape, key, spec_id, some))
-        if deletes := await self._deletes(database, caller, shape, parts, key):
+        if deletes := await self._deletes(database, caller, shape, parts, stored, key):
             made.append(deletes)
         newest = max(commit.committed_at for commit in stored.values())
-        return _Stretch(key, tuple(made), sum(file.bytes for file in files), newest)
+        paths = (file["path"] for commit in stored.values() for file in commit.files)
+        folders = frozenset(path[: path.index("/staging/")] for path in paths)
+        return _Stretch(key, tuple(made), sum(file.bytes for file in files), newest, folders)
 
     def _data_files(
         self, shape: _Shape, parts: Sequence[_Part], stored: Mapping[int, StoredCommit]
     ) -> list[DataFile]:
         root = self._location(DERIVED).removesuffix(DERIVED)
         files = []
-        for part in parts:
-            for file in stored[part.commit.commit_id].files:
+        for commit_id, left in parts:
+            for file in stored[commit_id].files:
                 statistics = file.get("statistics") or {}
                 partition = None
                 # Deletes apply within a partition; the files that they name are in none.
-                if shape.partitioning is not None and part.kept is None:
+                if shape.partitioning is not None and left is None:
                     partition = shape.partitioning.value(statistics, file["rows"])
                 location = root + relative(file["path"])
                 files.append(
-                    DataFile(
-                        location, file["rows"], file["bytes"], statistics, part.commit.commit_id, partition
-                    )
+                    DataFile(location, file["rows"], file["bytes"], statistics, commit_id, partition)
                 )
         return files
 
@@ -227,13 +240,19 @@ class Derivation:
         )
 
     async def _deletes(
-        self, database: Database, caller: QueryCaller, shape: _Shape, parts: Sequence[_Part], key: str
+        self,
+        database: Database,
+        caller: QueryCaller,
+        shape: _Shape,
+        parts: Sequence[_Part],
+        stored: Mapping[int, StoredCommit],
+        key: str,
     ) -> Manifest | None:
         column = shape.dataset.position_column
         paths: dict[tuple[Range, ...], list[str]] = {}
-        for part in parts:
-            if part.kept is not None:
-                paths.setdefault(part.kept, []).extend(part.commit.paths)
+        for commit_id, left in parts:
+            if left is not None:
+                paths.setdefault(left, []).extend(file["path"] for file in stored[commit_id].files)
         if not paths:
             return None
         assert column is not None, "only positions say what is hidden"
@@ -250,7 +269,7 @@ class Derivation:
         path = shape.path(f"{key}-deletes.parquet")
         size = await self._derived.ensure(path, lambda: position_deletes(by_location))
         rows = sum(map(len, numbers.values()))
-        commit_id = max(part.commit.commit_id for part in parts)
+        commit_id = max(commit_id for commit_id, _ in parts)
         file = DeleteFile(
             *(self._location(path), rows, size, min(by_location), max(by_location)), commit_id=commit_id
         )
@@ -302,27 +321,31 @@ def _unsupported(dataset: PinnedDataset, why: str) -> Conflict:
     )
 
 
-def _parts(dataset: PinnedDataset, files: FileList) -> list[_Part]:
-    """What queries read (`query.catalog`): a commit without files or positions is left out, and without the column
-    nothing says which rows are replaced."""
+async def cut(dataset: PinnedDataset, commits: AsyncIterable[ListedCommit]) -> list[Cut]:
+    """Whether a stretch ends with a commit depends on its id alone, mostly.
+
+    It has what queries read (`query.catalog`): a commit without positions is left out, and without the column nothing
+    says which rows are replaced.
+    """
     stored = {column.name for column in dataset.columns} - dataset.absent
-    parts = []
-    for commit in files.commits:
-        kept = kept_of(files, commit) if dataset.position is not None else None
-        if commit.paths and (kept is None or kept):
-            known = kept is not None and dataset.position in stored
-            parts.append(_Part(commit, tuple(kept or ()) if known else None))
-    return parts
-
-
-def _cut(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
-    """Whether a stretch ends with a commit depends on its id alone, mostly."""
-    some: list[_Part] = []
-    for part in parts:
-        some.append(part)
-        scattered = part.commit.commit_id * 0x9E3779B97F4A7C15 % 2**64 >> 40
-        if scattered % _COMMITS_PER_STRETCH == 0 or len(some) == _MOST_COMMITS_PER_STRETCH:
-            yield some
-            some = []
-    if some:
-        yield some
+    cuts: list[Cut] = []
+    some = Cut()
+    async for commit in commits:
+        if commit.hidden and dataset.position is not None:
+            left = kept(commit.positions, _EVERYTHING, commit.hidden)
+            if left is not None:
+                if not left:
+                    continue
+                if dataset.position in stored:
+                    some.kept[commit.commit_id] = tuple(left)
+        some.ids.append(commit.commit_id)
+        some.files += commit.files
+        scattered = commit.commit_id * 0x9E3779B97F4A7C15 % 2**64 >> 40
+        if (
+            scattered % _COMMITS_PER_STRETCH == 0
+            or len(some.ids) == _MOST_COMMITS_PER_STRETCH
+            or some.files >= _MOST_FILES_PER_STRETCH
+        ):
+            cuts.append(some)
+            some = Cut()
+    return [*cuts, some] if some.ids else cuts

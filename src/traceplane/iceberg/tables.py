@@ -9,19 +9,18 @@ from uuid import UUID
 
 from traceplane.errors import Forbidden, NotFound
 from traceplane.iceberg.column_types import NoIcebergType, iceberg_columns
-from traceplane.iceberg.derivation import Derivation, DerivedTable
+from traceplane.iceberg.derivation import Derivation, DerivedTable, cut
 from traceplane.iceberg.states import CatalogState
 from traceplane.postgres import pinned
 from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.pinned import PinnedDataset
 from traceplane.query.datasets import AsOf, QueryCaller, QueryDatasets, may_read_pinned, some_columns
-from traceplane.query.service import Queries
 from traceplane.sql.gate import Relation
 
 
 class Tables:
-    def __init__(self, queries: Queries, derivation: Derivation) -> None:
-        self._queries, self._derivation = queries, derivation
+    def __init__(self, derivation: Derivation) -> None:
+        self._derivation = derivation
 
     async def names(
         self, database: Database, caller: QueryCaller, state: CatalogState
@@ -54,10 +53,11 @@ class Tables:
     ) -> tuple[PinnedDataset, DerivedTable]:
         async with database.snapshot() as tx:
             dataset = await self._find(tx, caller, state, namespace, table)
-            files = await self._queries.catalog.files(tx, dataset, (), state.at)
+            generation = dataset.row_generation_id
+            cuts = [] if generation is None else await cut(dataset, pinned.listed(tx, generation, state.at))
             today: date = await pinned.today(tx)
         return dataset, await self._derivation.table(
-            database, caller, dataset, files, org_id=org_id, today=today
+            database, caller, dataset, cuts, org_id=org_id, today=today
         )
 
     async def _find(

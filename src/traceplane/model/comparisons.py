@@ -15,7 +15,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 from traceplane.model import pruning
-from traceplane.model.committed_file import CommittedFile
+from traceplane.model.pruning import AskedColumn
 from traceplane.model.row_positions import ValueRange
 
 Value = str | int | float | bool
@@ -64,21 +64,18 @@ def of_ranges(ranges: Sequence[ValueRange]) -> Alternatives:
     )
 
 
-def may_hold(file: CommittedFile, where: Mapping[str, Any], types: Mapping[str, str]) -> bool:
-    """Whether a file can have a row that meets `where`; `types` are Arrow's."""
-    statistics = file.get("statistics") or {}
+def asked_columns(where: Mapping[str, Any], types: Mapping[str, str]) -> list[AskedColumn]:
+    """What files are asked for rows that meet `where`; `types` are Arrow's."""
+    columns = []
     for column, condition in where.items():
-        type_ = types.get(column)
-        if column not in statistics or type_ is None:
+        if (type_ := types.get(column)) is None:
             continue
         try:
-            spans = [_span(one) for one in alternatives(condition, type_)]
+            spans = tuple(_span(one) for one in alternatives(condition, type_))
         except DoesNotFit:  # its reader says so
             continue
-        bounds = pruning.bounds(statistics[column], type_, file["rows"])
-        if not pruning.narrowed((0,), [bounds], spans, type_):
-            return False
-    return True
+        columns.append(AskedColumn(column, type_, spans))
+    return columns
 
 
 def _span(comparisons: Sequence[tuple[Sign, Value]]) -> pruning.Span:

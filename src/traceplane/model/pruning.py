@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from traceplane.model.committed_file import StoredBounds
 
 _WHOLE = re.compile(r"u?int(8|16|32|64)")
@@ -35,6 +37,84 @@ class Condition:
 
     column: str
     spans: tuple[Span, ...]
+
+
+Asked = str
+"""Conditions as Postgres gets them: a JSON path that selects, of the files of a commit, those that can have rows which
+meet all of them. It decides where the bounds are what `narrowed` decides of bounds that it is given."""
+
+_SECONDS = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]{6})?"
+
+
+@dataclass(frozen=True, slots=True)
+class AskedColumn:
+    name: str
+    type: str
+    spans: tuple[Span, ...]
+    before: bool = False
+    """Whether the last value of each span is not asked for."""
+
+
+def asked(columns: Iterable[AskedColumn]) -> Asked | None:
+    """None if nothing is asked. A file is left out if that is true of it which excludes it; what cannot be compared,
+    such as text with a number, is neither true nor false."""
+    excluded = " || ".join(f"({_excluded(column)})" for column in columns)
+    return f"$[*] ? (@.rows != 0 && (!({excluded}) || ({excluded}) is unknown))" if excluded else None
+
+
+def _excluded(column: AskedColumn) -> str:
+    known = f"@.statistics.{_quoted(column.name)}"
+    outside = [_outside(known, span, column) for span in column.spans]
+    never = " && ".join(outside) if all(outside) else ""
+    return f"{known}.null_count == @.rows" + (f" || ({never})" if never else "" if outside else " || 1 == 1")
+
+
+def _outside(known: str, span: Span, column: AskedColumn) -> str:
+    """What excludes one span; empty: nothing."""
+    low, high = (_stored(end, column.type) for end in span)
+    if _is_open(span[1], column.type):
+        low = None
+    tests = []
+    if high is not None:
+        tests.append(_compared(f"{known}.min", ">=" if column.before else ">", high, column.type))
+    if low is not None:
+        tests.append(_compared(f"{known}.max", "<", low, column.type))
+    return f"({' || '.join(tests)})" if tests else ""
+
+
+def _compared(bound: str, sign: str, value: str, type_: str) -> str:
+    """Text compares by code point. Dates and times do so only if they are written as the platform writes them."""
+    if type_ == "date32[day]":
+        form = f"^{_DAY.pattern}$"
+    elif (column := _TIMES.fullmatch(type_)) is not None:
+        form = f"^{_SECONDS}{'[+]00:00' if column['zone'] else ''}$"
+    else:
+        return f"{bound} {sign} {value}"
+    return f"({bound} {sign} {value} && {bound} like_regex {_quoted(form)})"
+
+
+def _stored(value: Literal | None, type_: str) -> str | None:
+    """The value as it is written in statistics, as JSON; None for no bound."""
+    match comparable := _comparable(value, type_):
+        case datetime():
+            moment = comparable.astimezone(UTC)
+            is_zoned = (column := _TIMES.fullmatch(type_)) is not None and column["zone"]
+            return _quoted((moment if is_zoned else moment.replace(tzinfo=None)).isoformat())
+        case str():
+            try:
+                return None if "\0" in comparable else _quoted(comparable)
+            except UnicodeEncodeError:  # the database has no such text
+                return None
+        case float() if not math.isfinite(comparable):
+            return None
+        case None:
+            return None
+        case _:
+            return msgspec.json.encode(comparable).decode()
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()
 
 
 Bounds = tuple[Any, Any] | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,13 +13,14 @@ import msgspec
 from traceplane.model.committed_file import CommittedFile
 from traceplane.model.dataset_schema import Schema
 from traceplane.model.positions import Range
+from traceplane.model.pruning import Asked
 from traceplane.postgres.database import Transaction, statements
 from traceplane.wire.tasks import FailedCheck, StagedFile
 
 _SQL = statements("commits")
 
-_FEW = 10_000
-"""Commits of a range that are read at once; more are read in pieces."""
+_AT_ONCE = 10_000
+"""Commits that are read in one answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,36 +105,74 @@ class LiveCommit:
     """Positions that newer commits have replaced."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReadRange:
+    """What somebody reads of a generation."""
+
+    generation_id: UUID
+    positions: Range | None
+    """None: the newest position."""
+    asked: Asked | None = None
+    """Only files that can hold this."""
+
+
 async def read_by_tasks(
-    tx: Transaction,
-    ranges: Sequence[tuple[UUID, Range | None]],
-    statistics_of: Collection[str] | None = None,
-) -> list[list[LiveCommit]]:
-    """For each range of a generation, the live commits that overlap it; without a range, those of the newest
-    position. `statistics_of`: the columns whose statistics are read with the files; None: all."""
-    arguments = (
-        [generation_id for generation_id, _ in ranges],
-        [None if positions is None else positions[0] for _, positions in ranges],
-        [None if positions is None else positions[1] for _, positions in ranges],
-        None if statistics_of is None else list(statistics_of),
-    )
-    statement = _SQL["for_tasks"]
+    tx: Transaction, ranges: Sequence[ReadRange], *, most: int
+) -> list[list[LiveCommit] | None]:
+    """For each range, the live commits that overlap it, with the files that can hold what is asked; if something is
+    asked, without commits that have none. None: there are more than `most`."""
     live: list[list[LiveCommit]] = [[] for _ in ranges]
-    for row in await tx.rows(statement, *arguments, _FEW + 1):
-        live[row["ord"] - 1].append(_live_commit(row))
-    if any(len(found) > _FEW for found in live):
-        live = [[] for _ in ranges]
-        async for row in tx.stream(statement, *arguments, None):
+    arguments = (*_arguments(ranges), [r.asked for r in ranges], False, most + 1)
+    if most <= _AT_ONCE:
+        for row in await tx.rows(_SQL["for_tasks"], *arguments):
             live[row["ord"] - 1].append(_live_commit(row))
-    for found in live:
-        found.sort(key=_by_id)
-    return live
+    else:
+        async for row in tx.stream(_SQL["for_tasks"], *arguments):
+            live[row["ord"] - 1].append(_live_commit(row))
+    return [None if len(found) > most else sorted(found, key=_by_id) for found in live]
 
 
-async def read_at(tx: Transaction, generation_id: UUID, at: datetime) -> list[LiveCommit]:
-    """All commits of a generation that were live at a time."""
-    return sorted(
-        [_live_commit(row) async for row in tx.stream(_SQL["for_task_at"], generation_id, at)], key=_by_id
+async def read_with_statistics(tx: Transaction, ranges: Sequence[ReadRange]) -> list[list[LiveCommit]]:
+    """For each range, all live commits that overlap it, with the statistics of their files."""
+    live: list[list[LiveCommit]] = [[] for _ in ranges]
+    for row in await tx.rows(_SQL["for_tasks"], *_arguments(ranges), [None] * len(ranges), True, None):
+        live[row["ord"] - 1].append(_live_commit(row))
+    return [sorted(found, key=_by_id) for found in live]
+
+
+async def streamed(tx: Transaction, read: ReadRange, at: datetime | None = None) -> AsyncIterator[LiveCommit]:
+    """What `read_by_tasks` reads of one range, or of a whole generation as of a time: in no order, few at once."""
+    if at is None:
+        rows = tx.stream(_SQL["for_tasks"], *_arguments([read]), [read.asked], False, None)
+    else:
+        rows = tx.stream(_SQL["for_task_at"], read.generation_id, at, read.asked)
+    async for row in rows:
+        yield _live_commit(row)
+
+
+async def read_at(tx: Transaction, read: ReadRange, at: datetime, *, most: int) -> list[LiveCommit] | None:
+    """As `read_by_tasks`, of a whole generation as of a time."""
+    live: list[LiveCommit] = []
+    async for commit in streamed(tx, read, at):
+        live.append(commit)
+        if len(live) > most:
+            return None
+    return sorted(live, key=_by_id)
+
+
+async def newest(tx: Transaction, ranges: Sequence[ReadRange]) -> list[int | None]:
+    """For each range, the newest live commit that overlaps it, whether or not it can hold what is asked."""
+    found: list[int | None] = [None] * len(ranges)
+    for row in await tx.rows(_SQL["newest"], *_arguments(ranges)):
+        found[row["ord"] - 1] = row["commit_id"]
+    return found
+
+
+def _arguments(ranges: Sequence[ReadRange]) -> tuple[list[UUID], list[int | None], list[int | None]]:
+    return (
+        [r.generation_id for r in ranges],
+        [None if r.positions is None else r.positions[0] for r in ranges],
+        [None if r.positions is None else r.positions[1] for r in ranges],
     )
 
 

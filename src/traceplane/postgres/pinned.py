@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -26,6 +26,7 @@ from traceplane.postgres.rights import Owner, owners_of, roles_of
 from traceplane.postgres.versions import Version
 
 _SQL = statements("pinned")
+COMMITS_PER_PAGE = 10_000
 _LOOKS, _BETWEEN_LOOKS_SECONDS = 50, 0.02
 
 
@@ -245,6 +246,12 @@ async def last_version_with(tx: Transaction, org: str, dataset_id: str) -> Versi
     return await tx.row_as(Version, _SQL["last_version_with"], org, dataset_id)
 
 
+async def live_count(tx: Transaction, generation_id: UUID) -> int:
+    """How many commits readers see now."""
+    count: int = await tx.value(_SQL["live_count"], generation_id)
+    return count
+
+
 async def commits(
     tx: Transaction, generation_id: UUID, at: datetime | None = None
 ) -> tuple[list[int], dict[int, list[Range]]]:
@@ -253,7 +260,7 @@ async def commits(
     if at is None:
         ids: list[int] = await tx.value(_SQL["live_ids"], generation_id)
         return ids, await _hidden(tx, generation_id)
-    rows = await tx.rows(_SQL["commits_at"], generation_id, at)
+    rows = await tx.rows(_SQL["commits_at"], generation_id, at, False)
     return [row["commit_id"] for row in rows], _ranges(rows)
 
 
@@ -263,6 +270,35 @@ async def _hidden(tx: Transaction, generation_id: UUID) -> dict[int, list[Range]
 
 def _ranges(rows: Sequence[Any]) -> dict[int, list[Range]]:
     return {row["commit_id"]: [(a, b) for a, b in row["hidden"]] for row in rows if row["hidden"]}
+
+
+class ListedCommit(NamedTuple):
+    commit_id: int
+    positions: Range
+    hidden: list[Range]
+    """Those of them that newer commits have replaced."""
+    files: int
+
+
+async def listed(
+    tx: Transaction, generation_id: UUID, at: datetime | None = None
+) -> AsyncIterator[ListedCommit]:
+    """The commits with rows that readers see, now or at a time, ordered by position; few are in memory at once."""
+    if at is not None:
+        async for row in tx.stream(_SQL["commits_at"], generation_id, at, True):
+            hidden = [(a, b) for a, b in row["hidden"] or ()]
+            yield ListedCommit(row["commit_id"], (row["range_start"], row["range_end"]), hidden, row["files"])
+        return
+    replaced = await _hidden(tx, generation_id)
+    after = (-(2**63), 0)
+    while True:
+        page = await tx.row(_SQL["live_page"], generation_id, *after, COMMITS_PER_PAGE)
+        assert page is not None
+        for commit_id, first, last, files in zip(*page, strict=True):
+            yield ListedCommit(commit_id, (first, last), replaced.get(commit_id, []), files)
+        if len(page["ids"]) < COMMITS_PER_PAGE:
+            return
+        after = page["firsts"][-1], page["ids"][-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,10 @@
 A commit's files never change, so they are read once, and the bounds of a column when a query first needs them. The live
 commits are read again, in the query's own snapshot, whenever the generation has had a commit since (its `row_version`),
 so the list is always that of the snapshot.
+
+Of a generation with very many commits no list is kept. The database chooses what a query needs of it, each time, by
+the positions of commits and the statistics of their files (`pruning.asked`); a query that would still read too many
+files is not for this engine.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,15 +22,22 @@ from datetime import datetime
 from functools import cached_property
 from uuid import UUID
 
+from traceplane.model import pruning
 from traceplane.model.positions import Range, kept
-from traceplane.model.pruning import Bounds, Condition, bounds, narrowed
-from traceplane.postgres import pinned
+from traceplane.model.pruning import AskedColumn, Bounds, Condition, bounds, narrowed
+from traceplane.postgres import commits, pinned
+from traceplane.postgres.commits import ReadRange
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.pinned import FileStatistics, LiveCommits, PinnedDataset
 from traceplane.query.wire import FileGroup
 
 MOST_COMMITS = 500_000
 """Cached commits of all generations; about half a kilobyte each."""
+LARGE = 200_000
+"""Of a generation with more commits, no list is kept."""
+MOST_FILES = 200_000
+"""That a query may read of such a generation: opening more takes longer than queries last."""
+_COUNTED_SECONDS = 60.0
 _EVERYTHING = (-(2**63), 2**63 - 1)
 _MADE_AT_ONCE = 20_000
 
@@ -49,14 +61,30 @@ class Commit:
 class FileList:
     """The files of a generation at one row version."""
 
-    def __init__(self, row_version: str, commits: list[Commit], hidden: dict[int, list[Range]]) -> None:
+    def __init__(
+        self,
+        row_version: str,
+        commits: list[Commit],
+        hidden: dict[int, list[Range]],
+        *,
+        of_commits: int | None = None,
+    ) -> None:
         self.row_version = row_version
         self.commits = commits
+        self.of_commits = of_commits
+        """How many there are, if these were chosen among them; None: these are all."""
+        self.chosen: dict[tuple[Condition, ...], frozenset[str]] = {}
+        """If they were chosen: the paths that a relation with these conditions may read."""
         self.hidden = hidden
         """Positions that newer commits have replaced, by commit."""
         self.paths = [path for commit in commits for path in commit.paths]
         self.bounds: dict[Column, list[Bounds]] = {}
         """Bounds of columns that queries have asked about, for each file."""
+
+    @property
+    def of_files(self) -> int:
+        """About how many there are, if these were chosen among them."""
+        return len(self.paths) if self.of_commits is None else max(len(self.paths), self.of_commits)
 
     @cached_property
     def bytes(self) -> int:
@@ -79,30 +107,57 @@ class ChosenFiles:
     """About how many these files have."""
 
 
+class TooManyFiles(Exception):
+    """A query would read more than `MOST_FILES` files; `commits` is how many its dataset has."""
+
+    def __init__(self, generation_id: UUID, commits: int) -> None:
+        super().__init__(f"more than {MOST_FILES} files")
+        self.generation_id, self.commits = generation_id, commits
+
+
 class Catalog:
     def __init__(self) -> None:
         self._lists: OrderedDict[UUID, FileList] = OrderedDict()
+        self._large: dict[UUID, tuple[int, float]] = {}
+        """How many commits generations with very many of them have, and when they were counted."""
 
     async def files(
         self,
         tx: Transaction,
         dataset: PinnedDataset,
-        conditions: Iterable[Condition],
+        relations: Sequence[Sequence[Condition]],
         at: datetime | None = None,
     ) -> FileList:
-        """The file list of the generation, as the transaction sees it, with the bounds that the conditions need."""
+        """The file list of the generation, as the transaction sees it, with the bounds that the conditions need; of one
+        with very many commits, the files that one of the relations, which have conditions each, may read. Raises
+        `TooManyFiles`."""
         generation = dataset.row_generation_id
         if generation is None or not dataset.row_version:
             return FileList("", [], {})  # nothing has been committed
         listed = self._lists.get(generation)
+        if listed is None or len(listed.commits) > LARGE:
+            count = await self._count(tx, generation)
+            if count > LARGE:
+                self._lists.pop(generation, None)
+                return await _chosen(tx, dataset, generation, relations, at, count)
         if at is not None or listed is None or listed.row_version != dataset.row_version:
             listed = await self._list(tx, dataset, generation, listed, at)
         if at is None:
             self._keep(generation, listed)
+        conditions = [condition for relation in relations for condition in relation]
         for column in {column for column, _ in asked_of(dataset, conditions)}:
             if column not in listed.bounds:
                 await _learn(tx, generation, listed, column, live=at is None)
         return listed
+
+    async def _count(self, tx: Transaction, generation: UUID) -> int:
+        count, counted_at = self._large.get(generation, (0, 0.0))
+        if not count or time.monotonic() - counted_at > _COUNTED_SECONDS:
+            self._large.pop(generation, None)
+            count = await pinned.live_count(tx, generation)
+            if count > LARGE:
+                self._large[generation] = count, time.monotonic()
+        return count
 
     async def _list(
         self,
@@ -133,6 +188,69 @@ class Catalog:
         self._lists.move_to_end(generation)
         while len(self._lists) > 1 and sum(len(kept.commits) for kept in self._lists.values()) > MOST_COMMITS:
             self._lists.popitem(last=False)
+
+
+async def _chosen(
+    tx: Transaction,
+    dataset: PinnedDataset,
+    generation: UUID,
+    relations: Sequence[Sequence[Condition]],
+    at: datetime | None,
+    count: int,
+) -> FileList:
+    files: dict[int, dict[str, int]] = {}
+    """Of each commit, their sizes."""
+    positions: dict[int, Range] = {}
+    hidden: dict[int, list[Range]] = {}
+    by_conditions: dict[tuple[Condition, ...], frozenset[str]] = {}
+    for conditions in relations:
+        asked = pruning.asked(
+            AskedColumn(name, type_, condition.spans)
+            for (name, type_), condition in asked_of(dataset, conditions)
+        )
+        read = ReadRange(generation, _span_of(dataset, conditions), asked)
+        if at is None:
+            [live] = await commits.read_by_tasks(tx, [read], most=MOST_FILES)
+        else:
+            live = await commits.read_at(tx, read, at, most=MOST_FILES)
+        if live is None:
+            raise TooManyFiles(generation, count)
+        by_conditions[tuple(conditions)] = frozenset(f["path"] for commit in live for f in commit.files)
+        for commit in live:
+            files.setdefault(commit.commit_id, {}).update({f["path"]: f["bytes"] for f in commit.files})
+            positions[commit.commit_id] = commit.positions
+            if commit.hidden:
+                hidden[commit.commit_id] = commit.hidden
+    chosen = [
+        Commit(commit_id, *positions[commit_id], sum(sizes.values()), list(sizes))
+        for commit_id, sizes in files.items()
+    ]
+    chosen.sort(key=lambda commit: (commit.positions, commit.commit_id))
+    if sum(len(commit.paths) for commit in chosen) > MOST_FILES:
+        raise TooManyFiles(generation, count)
+    listed = FileList(dataset.row_version, chosen, hidden, of_commits=count)
+    listed.chosen = by_conditions
+    return listed
+
+
+def _span_of(dataset: PinnedDataset, conditions: Sequence[Condition]) -> Range:
+    """Positions outside of which no row meets the conditions."""
+    column = dataset.position_column
+    first, last = _EVERYTHING
+    if column is None or column.is_time:
+        return first, last
+    for (name, _), condition in asked_of(dataset, conditions):
+        if name == column.name and condition.spans:
+            lows = [_whole(low, first) for low, _ in condition.spans]
+            highs = [_whole(high, last) for _, high in condition.spans]
+            first, last = max(first, min(lows)), min(last, max(highs))
+    return first, max(first, last)
+
+
+def _whole(value: object, otherwise: int) -> int:
+    """A bound of positions, if it is one."""
+    is_position = type(value) is int and _EVERYTHING[0] <= value <= _EVERYTHING[1]
+    return value if is_position else otherwise  # type: ignore[return-value]
 
 
 async def _made(row_version: str, live: LiveCommits) -> FileList:
@@ -197,6 +315,8 @@ def asked_of(dataset: PinnedDataset, conditions: Iterable[Condition]) -> list[tu
 def choose(listed: FileList, dataset: PinnedDataset, conditions: Sequence[Condition]) -> ChosenFiles:
     """The files that can hold rows which meet all conditions."""
     remaining: Sequence[int] = range(len(listed.paths))
+    if (chosen := listed.chosen.get(tuple(conditions))) is not None and len(chosen) < len(listed.paths):
+        remaining = [index for index in remaining if listed.paths[index] in chosen]
     for (name, type_), condition in asked_of(dataset, conditions):
         if (bounds := listed.bounds.get((name, type_))) is not None:
             remaining = narrowed(remaining, bounds, condition.spans, type_)
@@ -205,7 +325,7 @@ def choose(listed: FileList, dataset: PinnedDataset, conditions: Sequence[Condit
     return ChosenFiles(
         _grouped(listed, dataset, remaining),
         len(remaining),
-        len(listed.paths),
+        listed.of_files,
         listed.bytes
         if len(remaining) == len(listed.paths)
         else sum(_bytes_of_one(listed.commit_of_file[index]) for index in remaining),

@@ -17,13 +17,13 @@ from msgspec.structs import replace
 
 from traceplane.adapters.object_cache import ObjectCache
 from traceplane.adapters.object_store import StoredFile, staging_prefix_of
-from traceplane.errors import Conflict
+from traceplane.errors import Conflict, TooLarge
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.postgres import pinned
 from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.pinned import PinnedDataset
 from traceplane.query import catalog
-from traceplane.query.catalog import Catalog, ChosenFiles, FileList
+from traceplane.query.catalog import Catalog, ChosenFiles, FileList, TooManyFiles
 from traceplane.query.datasets import AsOf, Pin, QueryCaller, QueryDatasets, pin_of, some_columns
 from traceplane.query.duckdb_types import type_of
 from traceplane.query.engine_pool import ReadPart
@@ -81,6 +81,8 @@ class PlannedFiles:
     files: int
     of_files: int
     bytes: int
+    too_many: bool = False
+    """Whether there are more files than the engine can open. They were not counted: these are those of the dataset."""
 
     @classmethod
     def of(cls, datasets: Mapping[Pin, PinnedDataset], chosen: Iterable[ChosenFiles]) -> PlannedFiles:
@@ -125,7 +127,12 @@ class Preparation:
         root = await self._root()
         gated = await asyncio.to_thread(gate.admit, sql)
         async with contextlib.AsyncExitStack() as held:
-            snapshot = await self._read(database, held, caller, gated, as_of)
+            try:
+                snapshot = await self._read(database, held, caller, gated, as_of)
+            except OverLimit as over:
+                if most_bytes is not None:
+                    raise
+                raise _too_many_files(over.plan) from None
             chosen = await asyncio.to_thread(_choose, snapshot)
             plan = PlannedFiles.of(snapshot.datasets.by_pin, chosen)
             if most_bytes is not None and plan.bytes > most_bytes:
@@ -154,7 +161,10 @@ class Preparation:
         """What a query would read, by the same rights and rules."""
         gated = await asyncio.to_thread(gate.admit, sql)
         async with contextlib.AsyncExitStack() as held:
-            snapshot = await self._read(database, held, caller, gated, as_of, with_hot=False)
+            try:
+                snapshot = await self._read(database, held, caller, gated, as_of, with_hot=False)
+            except OverLimit as over:
+                return over.plan
             return PlannedFiles.of(snapshot.datasets.by_pin, await asyncio.to_thread(_choose, snapshot))
 
     async def left_out(
@@ -213,12 +223,17 @@ class Preparation:
             relations: dict[Pin, list[Relation]] = {}
             for relation in expanded.stored:
                 relations.setdefault(pin_of(relation), []).append(relation)
-            files = {
-                pin: await self.catalog.files(
-                    tx, datasets.by_pin[pin], [c for r in same for c in r.conditions], datasets.at(pin)
-                )
-                for pin, same in relations.items()
-            }
+            try:
+                files = {
+                    pin: await self.catalog.files(
+                        tx, datasets.by_pin[pin], [r.conditions for r in same], datasets.at(pin)
+                    )
+                    for pin, same in relations.items()
+                }
+            except TooManyFiles as found:
+                size = (await pinned.sizes(tx, [found.generation_id]))[found.generation_id].bytes
+                plan = PlannedFiles(datasets.by_pin, found.commits, found.commits, size, too_many=True)
+                raise OverLimit(plan) from None
             read = {pin: datasets.by_pin[pin] for pin in relations} if with_hot else {}
             hot = await self._hot_rows(tx, held, read)
         return _Snapshot(datasets, expanded, files, hot)
@@ -270,6 +285,16 @@ class Preparation:
         if missing := paths - sizes.keys():
             raise Conflict("query.file_unreadable", "a file of a dataset is missing", value=min(missing))
         return [StoredFile(path, sizes[path]) for path in sorted(paths)]
+
+
+def _too_many_files(plan: PlannedFiles) -> TooLarge:
+    return TooLarge(
+        "query.too_many_files",
+        f"the query may read more than {catalog.MOST_FILES:,} of {plan.of_files:,} files",
+        value=plan.of_files,
+        next_step="narrow it by the position column or by a column in whose order files are written (`cluster_by`), or"
+        " have Spark run it: `--engine spark`",
+    )
 
 
 def _choose(snapshot: _Snapshot) -> tuple[ChosenFiles, ...]:

@@ -268,6 +268,8 @@ class ClaimedTask(Wire, frozen=True):
     scope: Scope | None = None
     input_files: list[list[InputFile]] = []
     """Per input, the live files in the task's scope, except those in which no row can match `where`."""
+    long_inputs: list[int] = []
+    """The inputs, by their numbers, with so many files that they are requested separately; `input_files` has none."""
     input_schemas: list[list[ColumnSchema] | None] = []
     """Per input, every column that its files may have; None if that is unknown."""
     input_times: list[ValueRange | None] = []
@@ -500,6 +502,14 @@ class RowsRequest(Wire, frozen=True):
     start: Position
     end: Position
     state: Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class FilesRequest(Wire, frozen=True):
+    """The files of an input that has too many for a claim."""
+
+    tokens: Tokens
+    fence: Fence
+    input_index: Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 
 
 class FetchQuery(Wire, frozen=True):

@@ -9,6 +9,7 @@
     held_task            a task whose lease this worker holds
     hot_inputs           hot inputs as files, fetched from the dispatcher in pieces
     intake               how a worker gets its tasks: from the dispatcher in one call, or woken by SQS
+    long_inputs          the files of inputs that have too many for a claim
     main                 the worker process, wired by hand
     pace                 how many tasks a worker holds beyond those that run
     payload              what the operator of a claimed task receives

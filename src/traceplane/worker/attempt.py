@@ -22,6 +22,7 @@ from traceplane.worker import report
 from traceplane.worker.dispatcher_client import DispatcherClient
 from traceplane.worker.held_task import HeldTask, LiveLog
 from traceplane.worker.hot_inputs import fetched
+from traceplane.worker.long_inputs import with_all_files
 from traceplane.worker.sandboxed_operators import lends
 from traceplane.worker.store_on_disk import StoreOnDisk, granted_files
 
@@ -100,6 +101,7 @@ class Attempts:
         return report.completion_of_result(held, result, outputs, log_lines, traceparent)
 
     async def _run_operator(self, held: HeldTask, log: TaskLog, traceparent: str | None) -> RunResult:
+        held.task = await with_all_files(self._client, held.task, lambda: held.token)
         task, job = held.task, held.job
         async with AsyncExitStack() as during:
             lent = self._store.direct is not None and lends(held.operator)

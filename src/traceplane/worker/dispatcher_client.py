@@ -23,6 +23,7 @@ from traceplane.wire.tasks import (
     EventsResponse,
     Fence,
     FetchResponse,
+    FilesRequest,
     Heartbeat,
     HeartbeatOutcome,
     HeartbeatRequest,
@@ -81,6 +82,9 @@ class DispatcherClient:
 
     def rows(self, request: RowsRequest) -> AsyncIterator[bytes]:
         return self._caller.stream("/internal/input-rows", request)
+
+    def files(self, request: FilesRequest) -> AsyncIterator[bytes]:
+        return self._caller.stream("/internal/input-files", request)
 
     async def fetch(self, fence: Fence) -> FetchResponse:
         query = {

@@ -17,7 +17,7 @@ from traceplane.model.edges import WaitFor
 from traceplane.model.extents import Extents, UnknownTimes, merged, of_files
 from traceplane.model.positions import Range, kept
 from traceplane.postgres import commits, scopes
-from traceplane.postgres.commits import LiveCommit
+from traceplane.postgres.commits import LiveCommit, ReadRange
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.scopes import PeriodBounds
 from traceplane.wire.tasks import TaskError
@@ -35,9 +35,8 @@ async def tell(
     before = await scopes.periods_of_positions(
         tx, job.job_id, [_asked(told) for told in [*written, *invalid]]
     )
-    live = await commits.read_by_tasks(
-        tx, [(used.row_generation_id, positions) for used, positions in written]
-    )
+    ranges = [ReadRange(used.row_generation_id, positions) for used, positions in written]
+    live = await commits.read_with_statistics(tx, ranges)
     after = [_extents(job, told, found) for told, found in zip(written, live, strict=True)]
     known = [
         (told, extents) for told, extents in zip(written, after, strict=True) if isinstance(extents, Extents)

@@ -15,9 +15,9 @@ from traceplane.auth.capability import JobGrants, write_prefix
 from traceplane.dispatcher.authority import Authority
 from traceplane.dispatcher.leases import hot_reads, tokens
 from traceplane.dispatcher.leases.calls import Claim, lease_fence
-from traceplane.dispatcher.leases.claimed_data import ClaimedData, gather
+from traceplane.dispatcher.leases.claimed_data import ClaimedData, gather, send_files
 from traceplane.dispatcher.leases.job_entry import JobEntry, KnownJobs
-from traceplane.errors import Conflict
+from traceplane.errors import Conflict, Forbidden
 from traceplane.model.positions import execution_position
 from traceplane.postgres import tasks
 from traceplane.postgres.database import Database, Transaction
@@ -29,6 +29,7 @@ from traceplane.wire.tasks import (
     ClaimedTask,
     ClaimResponse,
     FetchResponse,
+    FilesRequest,
     JobPayload,
     Refusal,
     RowsRequest,
@@ -154,6 +155,34 @@ class Claims:
             entries = await self._jobs.entries(tx, {(claimed.job_id, claimed.revision)})
             await hot_reads.send(tx, claimed, entries[claimed.job_id], request, grants, push)
 
+    async def read_files(
+        self,
+        database: Database,
+        request: FilesRequest,
+        grants: JobGrants,
+        push: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        """Sends the files of an input of a task that is held."""
+        fence = lease_fence(request.fence)
+        async with database.snapshot() as tx:
+            held = await tasks.fetch(tx, fence)
+            if held is None or held.state != "running":
+                raise Conflict(
+                    "task.stale", "the files were not sent: the task is stale", value=str(fence.task_id)
+                )
+            entry = (await self._jobs.entries(tx, {(held.claimed.job_id, held.claimed.revision)}))[
+                held.claimed.job_id
+            ]
+            reads_files = entry.reads_files and held.claimed.range_start is not None
+            if not reads_files or request.input_index >= min(len(entry.payload.inputs), len(grants.reads)):
+                raise Forbidden(
+                    "task.input_not_granted",
+                    f"task {fence.task_id} may not read this",
+                    value=f"input {request.input_index}",
+                    next_step="read inputs of the task",
+                )
+            await send_files(tx, held.claimed, entry, request.input_index, push)
+
 
 async def _cancel(tx: Transaction, not_computable: Mapping[UUID, DroppedRead]) -> None:
     """Ends tasks that would read what was dropped, and says why."""
@@ -185,6 +214,7 @@ def _claimed_task(claimed: Claimed, entry: JobEntry, data: ClaimedData, token: i
         if job.source_kind == "pipeline"
         else _scope(c.partition_key, c.range_start, c.range_end),
         input_files=data.input_files.get(c.task_id, []),
+        long_inputs=data.long_inputs.get(c.task_id, []),
         input_schemas=data.input_schemas.get(c.task_id, []),
         input_times=data.input_times.get(c.task_id, []),
         hot_inputs=data.hot_inputs.get(c.task_id, []),

@@ -7,27 +7,35 @@ claim.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
+import msgspec
+
 from traceplane.dispatcher.leases import hot_reads
 from traceplane.dispatcher.leases.job_entry import JobEntry, as_columns
+from traceplane.errors import Conflict
+from traceplane.model import pruning
 from traceplane.model.committed_file import CommittedFile
-from traceplane.model.comparisons import may_hold
+from traceplane.model.comparisons import asked_columns
 from traceplane.model.dataset_schema import as_read
 from traceplane.model.edges import EVERYTHING, Edge, What
-from traceplane.model.extents import UnknownTimes, periods_of, values
+from traceplane.model.extents import values
 from traceplane.model.positions import Range, kept
+from traceplane.model.pruning import Asked, AskedColumn
 from traceplane.model.row_positions import PositionColumn, ValueRange
 from traceplane.postgres import commits, dataset_retention, events, executions, generation_schemas, scopes
-from traceplane.postgres.commits import LiveCommit, WholeRead
+from traceplane.postgres.commits import LiveCommit, ReadRange, WholeRead
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.dataset_retention import DroppedRead
 from traceplane.postgres.tasks import Claimed
 from traceplane.wire.tasks import ColumnSchema, HotInput, InputFile, PipelineRun
 
 _RESUMED_CURSORS = 2048
+FILES_PER_PIECE = 5_000
+MOST_COMMITS = 10_000
+"""Of an input, in a claim; the files of more are sent separately."""
 _INSTANT = "timestamp[us, tz=UTC]"
 
 Word = tuple[int, str, str]
@@ -39,6 +47,7 @@ class ClaimedData:
     """The lists that go into a ClaimedTask, by task; a missing task has none."""
 
     input_files: dict[UUID, list[list[InputFile]]] = field(default_factory=dict)
+    long_inputs: dict[UUID, list[int]] = field(default_factory=dict)
     input_schemas: dict[UUID, list[list[ColumnSchema] | None]] = field(default_factory=dict)
     input_times: dict[UUID, list[ValueRange | None]] = field(default_factory=dict)
     hot_inputs: dict[UUID, list[HotInput | None]] = field(default_factory=dict)
@@ -95,23 +104,15 @@ async def _inputs(
             else [jobs[c.job_id].reads(number, (c.range_start, c.range_end))]
         )
     ]
-    live = await _live(tx, scoped, jobs)
-    whole = [
-        WholeRead(
-            c.task_id,
-            jobs[c.job_id].payload.inputs[number].input_index,
-            jobs[c.job_id].row_generations[number],
-            max((commit.commit_id for commit in found), default=None),
-        )
-        for (c, number, _), found in zip(scoped, live, strict=True)
-        if jobs[c.job_id].edges[number].read.what is not What.SCOPE
-    ]
-    if whole:
-        await commits.record_reads(tx, whole)
+    reads = await _reads(tx, scoped, jobs)
+    live = await _live(tx, scoped, reads, jobs)
     input_commits = {
-        (c.task_id, number): [(commit, positions) for commit in found]
+        (c.task_id, number): [(commit, positions) for commit in found or ()]
         for (c, number, positions), found in zip(scoped, live, strict=True)
     }
+    for (c, number, _), found in zip(scoped, live, strict=True):
+        if found is None:
+            data.long_inputs.setdefault(c.task_id, []).append(number)
     generations = {generation for c in reading for generation in jobs[c.job_id].row_generations}
     stored_schemas = await generation_schemas.load(tx, sorted(generations))
     dropping = {generation for generation, stored in stored_schemas.items() if stored.drops}
@@ -142,32 +143,129 @@ async def _inputs(
                 _handed(f)
                 for commit, positions in input_commits.get((c.task_id, number), [])
                 for f in _of_range(commit, positions, positions_in.get(generation))
-                if not i.where or may_hold(f, i.where, types.get(generation, {}))
-                if _in_periods(entry.edges[number], c, f)
             ]
-            for number, (i, generation) in enumerate(sides)
+            for number, (_, generation) in enumerate(sides)
         ]
 
 
-async def _live(
+async def _reads(
     tx: Transaction, scoped: Sequence[tuple[Claimed, int, Range | None]], jobs: Mapping[UUID, JobEntry]
-) -> list[list[LiveCommit]]:
-    """The commits that each task reads of each input, with the statistics by which files are left out."""
-    now = [one for one in scoped if jobs[one[0].job_id].as_of is None]
-    judged_by = {
-        column
-        for c, number, _ in now
-        for i in [jobs[c.job_id].payload.inputs[number]]
-        for column in (*i.where, *([i.time_column] if i.time_column is not None else []))
-    }
-    ranges = [(jobs[c.job_id].row_generations[number], positions) for c, number, positions in now]
-    read = iter(await commits.read_by_tasks(tx, ranges, judged_by))
-    return [
-        next(read)
-        if (at := jobs[c.job_id].as_of) is None
-        else await commits.read_at(tx, jobs[c.job_id].row_generations[number], at)
+) -> list[ReadRange]:
+    """What each task reads of each input."""
+    asking = {
+        entry.row_generations[number]
         for c, number, _ in scoped
+        for entry in [jobs[c.job_id]]
+        if entry.payload.inputs[number].where or entry.edges[number].read.time_column is not None
+    }
+    types = {
+        generation: {c.name: c.type for c in as_columns(as_read(stored.schema, stored.declared) or ())}
+        for generation, stored in (
+            await generation_schemas.load(tx, sorted(asking)) if asking else {}
+        ).items()
+    }
+    return [
+        ReadRange(
+            jobs[c.job_id].row_generations[number],
+            positions,
+            _asked(jobs[c.job_id], number, c, types.get(jobs[c.job_id].row_generations[number], {})),
+        )
+        for c, number, positions in scoped
     ]
+
+
+def _asked(entry: JobEntry, number: int, task: Claimed, types: Mapping[str, str]) -> Asked | None:
+    """Which files of an input a task needs, as far as their statistics show it."""
+    columns = asked_columns(entry.payload.inputs[number].where, types)
+    times = _times(entry.edges[number], task, types)
+    if times is not None and (column := entry.edges[number].read.time_column) in types:
+        columns.append(AskedColumn(column, types[column], (times,), before=True))
+    return pruning.asked(columns)
+
+
+async def _live(
+    tx: Transaction,
+    scoped: Sequence[tuple[Claimed, int, Range | None]],
+    reads: Sequence[ReadRange],
+    jobs: Mapping[UUID, JobEntry],
+) -> list[list[LiveCommit] | None]:
+    """The commits that each task reads of each input, None for too many of them. Remembers the newest of inputs that
+    are read as a whole."""
+    times = [jobs[c.job_id].as_of for c, _, _ in scoped]
+    whole = [
+        n
+        for n, (c, number, _) in enumerate(scoped)
+        if jobs[c.job_id].edges[number].read.what is not What.SCOPE
+    ]
+    # Before the commits themselves: what comes in between makes the task run again, rather than be missed.
+    newest = await _newest(tx, reads, [n for n in whole if reads[n].asked is not None])
+    now = iter(
+        await commits.read_by_tasks(
+            tx, [read for read, at in zip(reads, times, strict=True) if at is None], most=MOST_COMMITS
+        )
+    )
+    live = [
+        next(now) if at is None else await commits.read_at(tx, read, at, most=MOST_COMMITS)
+        for read, at in zip(reads, times, strict=True)
+    ]
+    newest |= await _newest(tx, reads, [n for n in whole if live[n] is None and n not in newest])
+    seen = [
+        WholeRead(
+            scoped[n][0].task_id,
+            jobs[scoped[n][0].job_id].payload.inputs[scoped[n][1]].input_index,
+            reads[n].generation_id,
+            newest[n] if n in newest else max((commit.commit_id for commit in live[n] or ()), default=None),
+        )
+        for n in whole
+    ]
+    if seen:
+        await commits.record_reads(tx, seen)
+    return live
+
+
+async def _newest(
+    tx: Transaction, reads: Sequence[ReadRange], numbers: Sequence[int]
+) -> dict[int, int | None]:
+    if not numbers:
+        return {}
+    return dict(zip(numbers, await commits.newest(tx, [reads[n] for n in numbers]), strict=True))
+
+
+async def send_files(
+    tx: Transaction, task: Claimed, job: JobEntry, number: int, push: Callable[[bytes], Awaitable[None]]
+) -> None:
+    """Sends the files of an input as of now, some at a time: each line is a JSON array of `InputFile`s, and the last
+    one is empty. What was committed since the claim makes the task run again anyway. Raises Conflict if the input has
+    dropped something since then."""
+    jobs = {task.job_id: job}
+    positions_by_time = await _positions_by_time(tx, [task], jobs)
+    assert task.range_start is not None
+    assert task.range_end is not None
+    found = (
+        positions_by_time[task.task_id, number]
+        if job.edges[number].read.time_column is not None
+        else [job.reads(number, (task.range_start, task.range_end))]
+    )
+    generation = job.row_generations[number]
+    stored = (await generation_schemas.load(tx, [generation]))[generation]
+    column = stored.position_column(as_read(stored.schema, stored.declared) or ())
+    scoped = [(task, number, positions) for positions in found]
+    if stored.drops:
+        await _dropped(tx, scoped, jobs, {generation}, dropped := ClaimedData())
+        if dropped.not_computable:
+            raise Conflict(
+                "task.stale", "an input of the task has dropped something", value=str(task.task_id)
+            )
+    piece: list[InputFile] = []
+    for read in await _reads(tx, scoped, jobs):
+        async for commit in commits.streamed(tx, read, job.as_of):
+            piece += [_handed(f) for f in _of_range(commit, read.positions, column)]
+            if len(piece) >= FILES_PER_PIECE:
+                await push(msgspec.json.encode(piece) + b"\n")
+                piece = []
+    if piece:
+        await push(msgspec.json.encode(piece) + b"\n")
+    await push(b"[]\n")
 
 
 async def _dropped(
@@ -221,17 +319,6 @@ def _times(edge: Edge, task: Claimed, types: Mapping[str, str]) -> ValueRange | 
     if column is None or task.range_start is None or task.range_end is None:
         return None
     return values(types.get(column, _INSTANT), edge.job, (task.range_start, task.range_end))
-
-
-def _in_periods(edge: Edge, task: Claimed, file: CommittedFile) -> bool:
-    """Whether a file may have rows in the task's periods."""
-    if edge.read.time_column is None or task.range_start is None or task.range_end is None:
-        return True
-    try:
-        periods = periods_of(file, edge.read.time_column, edge.job)
-    except UnknownTimes:
-        return True
-    return periods is not None and periods[0] <= task.range_end and task.range_start <= periods[1]
 
 
 def _of_range(

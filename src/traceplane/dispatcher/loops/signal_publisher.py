@@ -26,7 +26,7 @@ from traceplane.decoding.messages import FileTooLarge, InvalidContents, SignalLi
 from traceplane.dispatcher.in_process.jobs import fail
 from traceplane.model.positions import kept
 from traceplane.postgres import commits, registry, tasks
-from traceplane.postgres.commits import LiveCommit
+from traceplane.postgres.commits import LiveCommit, ReadRange
 from traceplane.postgres.database import Database
 from traceplane.postgres.tasks import QueuedTask
 from traceplane.runtime.in_parallel import in_parallel
@@ -100,8 +100,8 @@ class SignalJobs:
             batch = await tasks.take_in_process(tx, job, _BATCH)
             (row,) = await registry.job_payloads(tx, [job])
             generation = row.row_generations[0]
-            ranges = [(generation, (t.range_start, t.range_end)) for t in batch]
-            live = list(zip(batch, await commits.read_by_tasks(tx, ranges), strict=True))
+            ranges = [ReadRange(generation, (t.range_start, t.range_end)) for t in batch]
+            live = list(zip(batch, await commits.read_with_statistics(tx, ranges), strict=True))
             fresh = [(t, c) for t, c in live if not t.backfill]
             signals = await self._signals(row.org, fresh)
             if signals.messages:

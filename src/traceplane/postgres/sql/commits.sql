@@ -95,19 +95,16 @@ where exists (
   offset 0)
 
 -- name: for_tasks
--- The live files of ranges of generations that tasks read; of a range without ends, those of the newest position. Of their
--- statistics only those of some columns, or all: most of what is stored of a file are statistics, and most tasks need none.
--- Of each range at most $5, in no order.
+-- The live files of ranges of generations that tasks read; of a range without ends, those of the newest position. If the
+-- range asks for something ($4, a JSON path), only files that can hold it, and commits that have some. Statistics stay
+-- here, unless $5: most of what is stored of a file are statistics. Of each range at most $6 commits, in no order.
 select n.ord::int as ord, c.commit_id, c.range_start, c.range_end,
-  case when $4::text[] is null then c.files
-    when cardinality($4::text[]) = 0 and jsonb_array_length(c.files) = 1 then jsonb_build_array(c.files->0 #- '{statistics}')
-    else (select coalesce(jsonb_agg(f.file #- '{statistics}' || jsonb_build_object('statistics', (
-            select coalesce(jsonb_object_agg(s.key, s.value), '{}')
-            from jsonb_each(case when jsonb_typeof(f.file->'statistics') = 'object' then f.file->'statistics' else '{}' end) s
-            where s.key = any($4::text[]))) order by f.n), '[]')
-          from jsonb_array_elements(c.files) with ordinality f (file, n)) end as files,
+  case when $5 then c.files
+    when n.asked is null and jsonb_array_length(c.files) = 1 then jsonb_build_array(c.files->0 #- '{statistics}')
+    else (select coalesce(jsonb_agg(f.file - 'statistics' order by f.n), '[]')
+          from jsonb_path_query(c.files, coalesce(n.asked, '$[*]')) with ordinality f (file, n)) end as files,
   (select jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) from unnest(c.hidden) h) as hidden
-from unnest($1::uuid[], $2::bigint[], $3::bigint[]) with ordinality as n (generation_id, first, last, ord)
+from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[]::jsonpath[]) with ordinality as n (generation_id, first, last, asked, ord)
 join generation_cursors k using (generation_id)
 cross join lateral (
   select c.commit_id, c.files, c.range_start, c.range_end, c.hidden from dataset_commits c
@@ -115,11 +112,23 @@ cross join lateral (
     and c.range_start >= greatest(coalesce(n.first, k.position)::numeric - k.widest, -9223372036854775808)::bigint
     and c.range_start <= coalesce(n.last, k.position)
     and c.range_end >= coalesce(n.first, k.position)
-  limit $5 offset 0  -- a probe by index for each range
+    and (n.asked is null or jsonb_path_exists(c.files, n.asked))
+  limit $6 offset 0  -- a probe by index for each range
 ) c
 
+-- name: newest
+-- Of each range, the newest live commit that overlaps it.
+select n.ord::int as ord, (
+  select max(c.commit_id) from dataset_commits c
+  where c.generation_id = k.generation_id and c.superseded_by is null
+    and c.range_start >= greatest(coalesce(n.first, k.position)::numeric - k.widest, -9223372036854775808)::bigint
+    and c.range_start <= coalesce(n.last, k.position) and c.range_end >= coalesce(n.first, k.position)) as commit_id
+from unnest($1::uuid[], $2::bigint[], $3::bigint[]) with ordinality as n (generation_id, first, last, ord)
+join generation_cursors k using (generation_id)
+
 -- name: for_task_at
--- The files of a generation that were live at a time, for a task that reads all of it. As `commits_at` of pinned.sql.
+-- The files of a generation that were live at a time, for a task that reads all of it. As `commits_at` of pinned.sql; what
+-- $3 asks for as in `for_tasks`.
 with there as materialized (
   select commit_id, range_start, range_end, hidden from dataset_commits
   where generation_id = $1 and superseded_by is null and committed_at <= $2
@@ -134,9 +143,12 @@ with there as materialized (
       where n.commit_id > t.commit_id and n.range_start <= t.range_end and n.range_end >= t.range_start), '{}') end as hidden
   from there t
 )
-select c.commit_id, c.files, c.range_start, c.range_end,
+select c.commit_id, c.range_start, c.range_end,
+  (select coalesce(jsonb_agg(f.file - 'statistics' order by f.n), '[]')
+   from jsonb_path_query(c.files, coalesce(a.asked, '$[*]')) with ordinality f (file, n)) as files,
   (select jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) from unnest(s.hidden) h) as hidden
-from shown s join dataset_commits c using (commit_id)
+from (select $3::text::jsonpath as asked offset 0) a cross join shown s join dataset_commits c using (commit_id)
+where a.asked is null or jsonb_path_exists(c.files, a.asked)
 
 -- name: record_reads
 -- The newest commit that the attempt of a task read of an input that it reads as a whole; null: there was none.

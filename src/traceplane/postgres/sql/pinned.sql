@@ -75,6 +75,10 @@ order by v.activated_at desc limit 1
 select coalesce(array_agg(commit_id order by range_start, commit_id), '{}')
 from dataset_commits where generation_id = $1 and superseded_by is null
 
+-- name: live_count
+-- An index-only scan too.
+select count(*) from dataset_commits where generation_id = $1 and superseded_by is null
+
 -- name: hidden
 -- The live commits of a generation that newer ones have partly replaced.
 select commit_id, jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) as hidden
@@ -83,24 +87,24 @@ where generation_id = $1 and hidden is not null and superseded_by is null group 
 
 -- name: commits_at
 -- The commits of a generation that were live at a time. Of the positions hidden today, those were hidden then that
--- commits made by then cover.
+-- commits made by then cover. $3: only commits with rows.
 with there as materialized (
-  select commit_id, range_start, range_end, hidden from dataset_commits
+  select commit_id, range_start, range_end, hidden, jsonb_array_length(files) as files, row_count from dataset_commits
   where generation_id = $1 and superseded_by is null and committed_at <= $2
   union all
   -- A commit that was superseded as a whole since then no longer records which part was hidden before.
-  select commit_id, range_start, range_end, '{(,)}'::int8multirange from dataset_commits
+  select commit_id, range_start, range_end, '{(,)}'::int8multirange, jsonb_array_length(files), row_count from dataset_commits
   where generation_id = $1 and superseded_by is not null and superseded_at > $2 and committed_at <= $2
 ), shown as (
-  select t.commit_id, t.range_start, t.range_end,
+  select t.commit_id, t.range_start, t.range_end, t.files, t.row_count,
     case when t.hidden is not null then t.hidden * coalesce((
       select range_agg(int8range(n.range_start, nullif(n.range_end, 9223372036854775807), '[]')) from there n
       where n.commit_id > t.commit_id and n.range_start <= t.range_end and n.range_end >= t.range_start), '{}') end as hidden
   from there t
 )
-select commit_id,
+select commit_id, range_start, range_end, files,
   (select jsonb_agg(jsonb_build_array(lower(h), coalesce(upper(h) - 1, 9223372036854775807))) from unnest(hidden) h) as hidden
-from shown order by range_start, commit_id
+from shown where row_count > 0 or not $3 order by range_start, commit_id
 
 -- name: live
 -- The live commits of a generation, ordered by position, as one row: a client takes longer to read a hundred thousand
@@ -111,6 +115,14 @@ select coalesce(array_agg(commit_id), '{}') as ids, coalesce(array_agg(range_sta
 from (select commit_id, range_start, range_end, bytes, case when jsonb_array_length(files) = 1 and files->0->'rows' <> '0'
              then files->0->>'path' end as path
       from dataset_commits where generation_id = $1 and superseded_by is null order by range_start, commit_id) c
+
+-- name: live_page
+-- The live commits with rows of a generation after a position and an id, ordered by both: some of them, as one row.
+select coalesce(array_agg(commit_id), '{}') as ids, coalesce(array_agg(range_start), '{}') as firsts,
+       coalesce(array_agg(range_end), '{}') as lasts, coalesce(array_agg(files), '{}') as files
+from (select commit_id, range_start, range_end, jsonb_array_length(files) as files from dataset_commits
+      where generation_id = $1 and superseded_by is null and row_count > 0 and (range_start, commit_id) > ($2::bigint, $3::bigint)
+      order by range_start, commit_id limit $4) c
 
 -- name: live_paths
 -- The files of a generation's live commits. Most commits have one, which is found without a subquery. Files without rows
