@@ -153,14 +153,7 @@ def _explained(settings: Settings, pieces: Iterator[bytes]) -> Iterator[bytes]:
 def _hand_over(
     settings: Settings, sql: str, as_of: tuple[dict[str, int], datetime | None], dataset: str, wait: bool
 ) -> None:
-    versions, at = as_of
-    if at is not None:
-        raise InvalidInput(
-            "cli.bad_as_of",
-            "--to-dataset reads as of versions, not as of a time",
-            value=at.isoformat(),
-        )
-    request = QueryTaskRequest(sql, dataset, versions)
+    request = QueryTaskRequest(sql, dataset, *as_of)
     query_task = call(settings, lambda c: c.call("POST", "/api/v1/query-tasks", QueryTask, request))
     say(f"Task {query_task.task_id} computes {query_task.dataset}.")
     path = f"/api/v1/tasks/{query_task.task_id}"

@@ -47,11 +47,12 @@ async def start(
     window: int,
     pinned_at: datetime | None = None,
 ) -> QueryTask:
-    """`pinned_at`: the moment whose files it reads; None: those that are there when the task starts."""
+    """`pinned_at`: the moment whose files it reads; None: the requested time, or what is there when the task starts."""
+    files_at = pinned_at or asked.as_of_time
 
     async def once() -> QueryTask:
         async with database.transaction("deploy") as tx:
-            query = await as_job(tx, caller, asked.sql, AsOf(asked.as_of_version))
+            query = await as_job(tx, caller, asked.sql, AsOf(asked.as_of_version, asked.as_of_time))
             if not may_write(caller, asked.dataset, None):
                 raise Forbidden(
                     "access.dataset_write",
@@ -84,13 +85,13 @@ async def start(
                 reads=await _reads(tx, caller.org, query, job),
                 writes=[Generation(dataset_uuid, generation_id)],
                 views=query.views,
-                as_of=pinned_at,
+                as_of=files_at,
             )
             await registry.map_job(tx, version_id, job_id, job, window, OperatorFacts())
             await cutover.move(tx, dag_id, version_id)
             task_id: UUID = await tasks.create_for_everything(tx, job_id)
             await notify_dispatchers(tx)
-            return QueryTask(task_id, asked.dataset, dag.name, pinned_at)
+            return QueryTask(task_id, asked.dataset, dag.name, files_at)
 
     return await retry_on_conflict(once)
 

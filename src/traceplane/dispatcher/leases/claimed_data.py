@@ -23,9 +23,8 @@ from traceplane.model.row_positions import PositionColumn, ValueRange
 from traceplane.postgres import commits, dataset_retention, events, executions, generation_schemas, scopes
 from traceplane.postgres.commits import LiveCommit, WholeRead
 from traceplane.postgres.database import Transaction
-from traceplane.postgres.dataset_retention import DroppedRead
 from traceplane.postgres.tasks import Claimed
-from traceplane.wire.tasks import ColumnSchema, HotInput, InputFile, PipelineRun
+from traceplane.wire.tasks import ColumnSchema, HotInput, InputFile, PipelineRun, TaskError
 
 _RESUMED_CURSORS = 2048
 _INSTANT = "timestamp[us, tz=UTC]"
@@ -47,8 +46,8 @@ class ClaimedData:
     emissions: dict[UUID, str] = field(default_factory=dict)
     resume: dict[UUID, list[Word]] = field(default_factory=dict)
     executions: dict[UUID, PipelineRun] = field(default_factory=dict)
-    not_computable: dict[UUID, DroppedRead] = field(default_factory=dict)
-    """Tasks that would read what an input has dropped."""
+    not_computable: dict[UUID, TaskError] = field(default_factory=dict)
+    """Tasks that would read what an input has dropped, or what was deleted since the moment that they read."""
 
 
 async def gather(tx: Transaction, claimed: Sequence[Claimed], jobs: Mapping[UUID, JobEntry]) -> ClaimedData:
@@ -96,6 +95,7 @@ async def _inputs(
         )
     ]
     live = await _live(tx, scoped, jobs)
+    await _forgotten(tx, scoped, jobs, data)
     whole = [
         WholeRead(
             c.task_id,
@@ -188,7 +188,37 @@ async def _dropped(
     ]
     ranges = [(generation, positions) for _, generation, positions in asked]
     for place, dropped in (await dataset_retention.dropped_reads(tx, ranges)).items():
-        data.not_computable[asked[place][0].task_id] = dropped
+        data.not_computable[asked[place][0].task_id] = TaskError(
+            "task.input_dropped",
+            f"{dropped.dataset_id} has dropped {dropped.scope}, which it reads",
+            value=dropped.scope,
+            next_step="compute what was dropped again with `traceplane backfill`, then retry the task",
+        )
+
+
+async def _forgotten(
+    tx: Transaction,
+    scoped: Sequence[tuple[Claimed, int, Range | None]],
+    jobs: Mapping[UUID, JobEntry],
+    data: ClaimedData,
+) -> None:
+    """Finds the tasks that read as of a moment of which retention deleted rows while they waited."""
+    pinned = [
+        (c.task_id, jobs[c.job_id].row_generations[number], at)
+        for c, number, _ in scoped
+        if (at := jobs[c.job_id].as_of) is not None
+    ]
+    if not pinned:
+        return
+    asked = [(generation, at) for _, generation, at in pinned]
+    for place, (dataset_id, until) in (await commits.forgotten_since(tx, asked)).items():
+        task_id, _, at = pinned[place]
+        data.not_computable[task_id] = TaskError(
+            "query.history_gone",
+            f"rows of {dataset_id} that were replaced up to {until.isoformat()} were deleted while it waited",
+            value=at.isoformat(),
+            next_step="ask again, for a later time",
+        )
 
 
 async def _positions_by_time(
