@@ -6,6 +6,8 @@ whenever its task starts: what DuckDB would have read at that moment.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime
 from uuid import uuid4
 
 from msgspec import structs
@@ -80,8 +82,25 @@ class QueryEngines:
             moment = min(moment, asked.as_of_time)
         dataset = f"query-results.{uuid4().hex[:16]}"
         request = QueryTaskRequest(asked.sql, dataset, asked.as_of_version, asked.as_of_time)
-        made = await query_tasks.start(database, caller, request, window=self._window, pinned_at=moment)
+        made = await self.start(database, caller, request, pinned_at=moment)
         return structs.replace(made, reason=reason)
+
+    async def start(
+        self,
+        database: Database,
+        caller: QueryCaller,
+        asked: QueryTaskRequest,
+        *,
+        pinned_at: datetime | None = None,
+    ) -> QueryTask:
+        """The query as a task. DuckDB names the columns of its result, so that they do not depend on the engine, and
+        refuses at once what would otherwise fail in the task. Whoever asks, the result has no personal data."""
+        as_of = AsOf(asked.as_of_version, asked.as_of_time)
+        anybody = replace(caller, sees_pii=False)
+        columns = await self._queries.result_names(database, anybody, asked.sql, as_of)
+        return await query_tasks.start(
+            database, caller, asked, window=self._window, columns=columns, pinned_at=pinned_at
+        )
 
     def _reason(self, asked: QueryRequest, planned: PlannedFiles) -> str:
         files = f"{counted(planned.files, 'file')} with about {_megabytes(planned.bytes)} to read"

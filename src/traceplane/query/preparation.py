@@ -157,6 +157,27 @@ class Preparation:
             snapshot = await self._read(database, held, caller, gated, as_of, with_hot=False)
             return PlannedFiles.of(snapshot.datasets.by_pin, await asyncio.to_thread(_choose, snapshot))
 
+    async def without_rows(
+        self, database: Database, caller: QueryCaller, sql: str, as_of: AsOf
+    ) -> PreparedQuery | None:
+        """A query with the columns of this one, whose names differ from each other, and no rows: it reads no file. None
+        if only the files have the types of what it reads."""
+        gated = await asyncio.to_thread(gate.admit, sql)
+        async with contextlib.AsyncExitStack() as held:
+            snapshot = await self._read(database, held, caller, gated, as_of, with_hot=False)
+            nothing = tuple(ChosenFiles([], 0, 0) for _ in snapshot.expanded.stored)
+            relations = await asyncio.to_thread(_relations, _Places("", ()), snapshot, nothing, caller)
+            if any(column.type is None for relation in relations for column in relation.columns):
+                return None
+            query = EngineQuery(
+                sql=f"select * from ({gated.sql}) limit 0",  # noqa: S608 -- written by the gate, and checked again
+                relations=relations,
+                format="arrow",
+                roots=[],
+                limits=self._limits,
+            )
+            return PreparedQuery(query, snapshot.datasets.by_pin, nothing, held.pop_all())
+
     async def left_out(
         self, database: Database, dataset: PinnedDataset, groups: Sequence[FileGroup]
     ) -> PreparedQuery:
