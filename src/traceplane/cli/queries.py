@@ -215,6 +215,8 @@ def _as_text(value: Any) -> str:
             return ""
         case bytes():
             return value.hex()
+        case datetime():
+            return value.isoformat().replace("+00:00", "Z")
         case pa.MonthDayNano():
             return _interval(value.months, value.days, value.nanoseconds)
         case _:
