@@ -98,7 +98,7 @@ def dag_text(folder: Path) -> str:
         jobs.append(
             f"- name: {table}\n  activation: source\n  outputs: [{{dataset: {table}}}]\n"
             f"  source: {{kind: file, path: {folder}, pattern: '{table}/{{position}}.parquet', format: parquet,"
-            " every: 500ms, settle: 500ms}"
+            " every: 3s, settle: 1s}"
         )
     return "\n".join(["version: 1", f"dag: {DAG}", "datasets:", *datasets, "jobs:", *jobs])
 
