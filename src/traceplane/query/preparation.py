@@ -61,7 +61,7 @@ class _Snapshot:
     datasets: QueryDatasets
     expanded: Expanded
     files: Mapping[Pin, FileList]
-    hot: Mapping[Pin, Path]
+    hot: Mapping[Pin, FileGroup]
     """Files with the rows of hot tables."""
 
 
@@ -139,7 +139,7 @@ class Preparation:
                 format=format_,
                 roots=[
                     *_folders(root, chosen),
-                    *{str(path.parent) for path in snapshot.hot.values()},
+                    *{os.path.dirname(path) for group in snapshot.hot.values() for path in group.paths},
                 ],
                 limits=replace(
                     self._limits, max_rows=min(self._limits.max_rows, max_rows or self._limits.max_rows)
@@ -191,7 +191,7 @@ class Preparation:
             relation = EngineRelation(
                 "tp_d0",
                 [],
-                [FileGroup([places.of(path) for path in g.paths], g.kept) for g in groups],
+                [FileGroup([places.of(path) for path in g.paths], g.kept, g.rows) for g in groups],
                 _engine_column(column),
                 left_out=True,
             )
@@ -246,7 +246,7 @@ class Preparation:
 
     async def _hot_rows(
         self, tx: Transaction, held: contextlib.AsyncExitStack, datasets: Mapping[Pin, PinnedDataset]
-    ) -> dict[Pin, Path]:
+    ) -> dict[Pin, FileGroup]:
         """Files with the rows in the tables of hot datasets."""
         generations = {
             pin: dataset.row_generation_id
@@ -328,11 +328,11 @@ def _stored_relation(
     dataset: PinnedDataset,
     files: ChosenFiles,
     caller: QueryCaller,
-    hot: Path | None,
+    hot: FileGroup | None,
 ) -> EngineRelation:
-    groups = [FileGroup([places.of(path) for path in group.paths], group.kept) for group in files.groups]
+    groups = [replace(group, paths=[places.of(path) for path in group.paths]) for group in files.groups]
     if hot is not None:
-        groups.append(FileGroup([str(hot)]))
+        groups.append(hot)
     stored = (c for c in dataset.columns if c.name not in dataset.absent)
     position = next((c for c in stored if c.name == dataset.position), None)
     return EngineRelation(
