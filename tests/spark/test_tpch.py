@@ -22,7 +22,7 @@ from traceplane.client import Client
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
 SCALE = 0.01
-AT_ONCE = 4
+AT_ONCE = 2
 
 
 @dataclass
