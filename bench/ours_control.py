@@ -74,6 +74,8 @@ class Stand:
     environment: dict[str, str]
     user: str = ""
     """Whom the processes run as; unset: who runs the benchmark."""
+    token: str = ""
+    """Of an administrator."""
 
     def command(self, *words: str) -> list[str]:
         return [*as_user(self.user), sys.executable, "-m", "traceplane.cli.main", *words]
@@ -137,7 +139,7 @@ async def stand(url: str, *, dag: str = DAG, user: str = "", **fields: object) -
             "BENCH_DISPATCHER": f"http://127.0.0.1:{ports[0]}",
             "BENCH_WORKER_TOKEN": worker,
         }
-        made = Stand(name, caller, connection, values, user)
+        made = Stand(name, caller, connection, values, user, admin)
         try:
             with environment(values), measure.worker_processes(made.command("gateway")):
                 await answers(caller)

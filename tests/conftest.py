@@ -65,6 +65,7 @@ SHARED = {
         "tests/spark/test_spark_crashes.py",
         "tests/spark/test_spark_jobs.py",
         "tests/spark/test_spark_sql.py",
+        "tests/spark/test_tpch.py",
     ),
     "a sandbox": ("tests/process/sandbox/",),
 }

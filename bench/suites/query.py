@@ -24,7 +24,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from bench import many_files, ours_control, results
+from bench import many_files, ours_control, results, tpch_queries
 from bench.postgres_server import running_postgres
 from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import Role
@@ -82,7 +82,8 @@ Progress = Callable[[str], None]
 
 def run(progress: Progress) -> list[results.Row]:
     with running_postgres() as server:
-        return asyncio.run(_measure(server.fresh_database(), progress))
+        rows = asyncio.run(_measure(server.fresh_database(), progress))
+        return rows + tpch_queries.run(server.fresh_database(), progress)
 
 
 async def _measure(url: str, progress: Progress) -> list[results.Row]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -14,9 +16,9 @@ from tests.control_plane import ControlPlane
 from tests.postgres.copy_jobs import held_for, with_schema
 from tests.postgres.test_file_compaction import POSITIONED, with_worker
 from traceplane.auth.roles import Role
-from traceplane.errors import Conflict, Forbidden, InvalidInput
+from traceplane.errors import Conflict, Forbidden
 from traceplane.http_service.routes import Call
-from traceplane.wire.queries import QueryPlan, QueryRequest, QueryTask
+from traceplane.wire.queries import QueryPlan, QueryRequest, QueryTask, QueryTaskRequest
 
 MIB = 1 << 20
 
@@ -83,13 +85,7 @@ async def test_spark_reads_what_was_there_when_the_query_was_handed_over(plane: 
     assert made.reason == "3 files with about 1.5 MB to read, more than 1.0 MB"
     assert made.as_of is not None
     await written(plane, 1, 7, emission="later")
-    await plane.meter()
-    (held,) = [
-        held
-        for held in await plane.claim(await plane.send(), runtime="spark")
-        if held.task_id == made.task_id
-    ]
-    assert {file.path for file in held.task.input_files[0]} == before
+    assert before == await read_by(plane, made.task_id)
     assert before != {row["path"] for row in await files(plane)}
 
 
@@ -115,8 +111,54 @@ async def test_who_may_store_nothing_hands_nothing_over(plane: ControlPlane) -> 
     assert refused.value.code == "query.may_not_hand_over"
 
 
-async def test_what_is_read_as_of_a_time_is_not_left_to_spark(plane: ControlPlane) -> None:
+async def test_a_query_as_of_a_time_reads_what_was_there_on_spark_too(plane: ControlPlane) -> None:
+    await with_worker(plane)
+    then = await plane.value("select tp_now()")
+    before = {row["path"] for row in await files(plane)}
+    await written(plane, 1, 7, emission="later")
+    assert (await planned(plane, as_of_time=then)).engine == "spark"
+    assert (await planned(plane, as_of_time=then)).files == len(before)
+    made = await handed_over(plane, as_of_time=then)
+    assert made.as_of == then
+    assert before == await read_by(plane, made.task_id)
+    assert before != {row["path"] for row in await files(plane)}
+
+
+async def test_a_time_to_come_is_the_moment_of_the_hand_over(plane: ControlPlane) -> None:
+    await with_worker(plane)
     now = await plane.value("select tp_now()")
-    assert (await planned(plane, as_of_time=now)).engine == "duckdb"
-    with pytest.raises(InvalidInput):
-        await planned(plane, as_of_time=now, engine="spark")
+    made = await handed_over(plane, as_of_time=now + timedelta(days=1))
+    assert made.as_of is not None
+    assert now <= made.as_of < now + timedelta(hours=1)
+
+
+async def test_a_result_dataset_may_be_computed_as_of_a_time(plane: ControlPlane) -> None:
+    then = await plane.value("select tp_now()")
+    before = {row["path"] for row in await files(plane)}
+    await written(plane, 1, emission="later")
+    request = QueryTaskRequest("select * from mid", "result", as_of_time=then)
+    made = await plane.api.query_task(msgspec.structs.replace(call(plane), body=request))
+    assert made.as_of == then
+    assert before == await read_by(plane, made.task_id)
+
+
+async def test_a_task_whose_moment_was_deleted_while_it_waited_is_canceled(plane: ControlPlane) -> None:
+    """Otherwise it would compute its result from the rest, and nobody would know."""
+    await with_worker(plane)
+    made = await handed_over(plane)
+    await written(plane, 1, emission="later")
+    await plane.sql("update generation_cursors set forgotten_until = tp_now()")
+    await plane.meter()
+    assert made.task_id not in {h.task_id for h in await plane.claim(await plane.send(), runtime="spark")}
+    (task,) = await plane.sql("select state::text, error from tasks where task_id = $1", made.task_id)
+    assert task["state"] == "canceled"
+    assert task["error"]["code"] == "query.history_gone"
+    assert "mid" in task["error"]["message"]
+
+
+async def read_by(plane: ControlPlane, task_id: UUID) -> set[str]:
+    """The files that a task gets when it is claimed."""
+    await plane.meter()
+    claimed = await plane.claim(await plane.send(), runtime="spark")
+    (held,) = [held for held in claimed if held.task_id == task_id]
+    return {file.path for file in held.task.input_files[0]}

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +257,20 @@ async def _command_line(platform: Platform, tmp_path: Path) -> None:
     assert (kept.read_text(), list(kept.parent.iterdir())) == ("earlier\n", [kept])
     assert (await run("query", "select id from shop.orders where id < 3", *into)) == (0, "")
     assert (kept.read_text().split(), list(kept.parent.iterdir())) == (['"id"', "1", "2"], [kept])
+    await _text_of_a_file(run, tmp_path)
+
+
+async def _text_of_a_file(run: Callable[..., Awaitable[tuple[int | None, str]]], folder: Path) -> None:
+    asked = folder / "asked.sql"
+    asked.write_text("-- the first two\nselect id from shop.orders\nwhere id < 3 order by id;\n")
+    result, plain = folder / "rows.parquet", folder / "rows.out"
+    assert await run("query", "--file", str(asked), "--output", str(result)) == (0, "")
+    assert parquet.read_table(result).column("id").to_pylist() == [1, 2]
+    assert await run("query", "--file", str(asked), "--output", str(plain)) == (0, "")
+    assert plain.read_text().splitlines() == ["id", "--", "1", "2", "(2 rows)"]
+    assert json.loads((await run("query", "--file", str(asked), "--json"))[1])["rows"] == [[1], [2]]
+    plan = json.loads((await run("query", "--file", str(asked), "--explain", "--json"))[1])
+    assert (plan["engine"], plan["of_files"]) == ("duckdb", 3)
+    for wrong in (["select 1", "--file", str(asked)], [], ["select 1", "--json", "--format", "csv"]):
+        code, said = await run("query", *wrong)
+        assert (code, "cli.usage" in said) == (2, True), said

@@ -25,6 +25,8 @@ from traceplane.model.partitions import By, Partitions
 from traceplane.postgres import commits
 from traceplane.query import catalog
 from traceplane.query.datasets import NOW, AsOf
+from traceplane.query.locked_duckdb import open_locked
+from traceplane.query.wire import EngineRequest
 from traceplane.wire.deploys import DeleteRequest
 
 
@@ -146,6 +148,25 @@ async def test_of_a_large_dataset_only_the_chosen_files_are_held_and_too_many_ar
     assert refused.value.code == "query.too_many_files"
     planned = await asked.service.plan(asked.database, READER, "select count(*) from shop.orders", NOW)
     assert (planned.too_many, planned.of_files) == (True, 3)
+
+
+async def test_joins_are_planned_by_the_number_of_rows(shop: Shop, asked: Asked, tmp_path: Path) -> None:
+    """Given a schema, DuckDB opens no file when it plans, and takes each for one of 1,000 rows."""
+
+    async def planned(where: str = "") -> tuple[list[int | None], str]:
+        prepared = await asked.service.prepare(asked.database, ADMIN, f'select id from "shop.orders" {where}')
+        query = prepared.query
+        with open_locked(EngineRequest(query, str(tmp_path))) as engine:
+            ((_, plan),) = engine.execute(f"explain {query.sql}").fetchall()
+        return [group.rows for group in query.relations[0].groups], plan
+
+    rows, plan = await planned()
+    assert rows == [60]
+    assert "~60 rows" in plan
+    assert (await planned("where id = 30"))[0] == [20]
+    await shop.publish("shop.orders", orders(15, 18), 15, 18)
+    rows, _ = await planned()
+    assert sorted(count or 0 for count in rows) == [20, 44], "rows that are left out in reading are counted"
 
 
 async def test_no_answer_depends_on_the_statistics_of_a_hidden_column(shop: Shop, asked: Asked) -> None:

@@ -21,6 +21,8 @@ from traceplane.postgres.embedded.server import EmbeddedPostgres
 @dataclass
 class SparkPlatform:
     platform: Platform
+    incoming: Path = Path("/nowhere")
+    """Where file sources may read; not in a platform that allows no place."""
 
     async def rows(self, dataset: str) -> list[dict]:
         """What a dataset holds, read from its committed files."""
@@ -93,11 +95,13 @@ async def spark(
 ) -> AsyncIterator[SparkPlatform]:
     url = create_database(postgres_server, "spark", template=template_database)
     folder: Path = tmp_path_factory.mktemp("spark")
+    incoming = tmp_path_factory.mktemp("incoming")
     settings = {
         "TRACEPLANE_SPARK_MASTER": "local[2]",
         "TRACEPLANE_SPARK_MEMORY_MB": "640",
         "TRACEPLANE_WORKER_CONCURRENCY": "4",
         "TRACEPLANE_OPERATOR_NETWORK_ALLOW": "127.0.0.1",  # where simulated chains are
+        "TRACEPLANE_FILE_SOURCE_ALLOW": str(incoming),
         **tiny_index(tmp_path_factory.mktemp("packages")),
     }
     async with Platform.start(url, folder, environment=settings) as platform:
@@ -108,5 +112,5 @@ async def spark(
             return "spark.ready" in platform.logs("spark-1")
 
         await until(ready, seconds=240, what="a Spark server")
-        yield SparkPlatform(platform)
+        yield SparkPlatform(platform, incoming)
     drop_database(postgres_server, "spark")

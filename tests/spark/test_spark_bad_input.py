@@ -133,7 +133,7 @@ async def test_values_are_cast_to_declared_types_and_one_that_would_change_is_re
         )
         assert [c["type"] for c in json.loads(types)][:2] == ["int32", "decimal128(9, 2)"]
     for name, told in (
-        ("here-not", "column 'price', row 0: '10000099'"),
+        ("here-not", "column 'price', row 1: '10000099'"),
         ("there-not", "column 'price': 10000"),
     ):
         error = await spark.error(f"fits-{name}")

@@ -64,16 +64,16 @@ def test_timestamps_are_microseconds_of_the_same_moment(unit: str, zone: str | N
 @pytest.mark.parametrize(
     ("rows", "type_", "told"),
     [
-        ([1, 2, 2**31, 2**40], "int32", "row 12: '2147483648'"),
-        ([1, 100_000], "decimal128(5, 2)", "row 11: '100000'"),
-        ([Decimal("1.5"), Decimal("1.55")], "decimal128(9, 1)", "row 11: '1.55'"),
-        ([1, 2**53 + 1], "double", "row 11: '9007199254740993'"),
-        ([1.0, 2.5], "int32", "row 11: '2.5'"),
-        (pa.array([2**64 - 1], pa.uint64()), "int64", "row 10: '18446744073709551615'"),
+        ([1, 2, 2**31, 2**40], "int32", "row 13: '2147483648'"),
+        ([1, 100_000], "decimal128(5, 2)", "row 12: '100000'"),
+        ([Decimal("1.5"), Decimal("1.55")], "decimal128(9, 1)", "row 12: '1.55'"),
+        ([1, 2**53 + 1], "double", "row 12: '9007199254740993'"),
+        ([1.0, 2.5], "int32", "row 12: '2.5'"),
+        (pa.array([2**64 - 1], pa.uint64()), "int64", "row 11: '18446744073709551615'"),
         (
             pa.array([1000, 2001], pa.timestamp("ns")),
             "timestamp[us]",
-            "row 11: '1970-01-01 00:00:00.000002001'",
+            "row 12: '1970-01-01 00:00:00.000002001'",
         ),
     ],
 )
@@ -110,7 +110,7 @@ def test_an_operator_writes_declared_types_from_plain_rows_and_a_value_that_does
     operator.write("out", [{"n": 1, "note": None}])
     operator.write("out", [{"n": 2, "note": "x"}])  # the same columns, though Python's rows look otherwise
     assert [column.type for column in operator.written["out"].columns] == ["int32", "string"]
-    with pytest.raises(OperatorError, match=r"output 'out', column 'n', row 1: '3000000000'") as refused:
+    with pytest.raises(OperatorError, match=r"output 'out', column 'n', row 2: '3000000000'") as refused:
         operator.write("out", [{"n": 1, "note": "x"}, {"n": 3_000_000_000, "note": "x"}])
     assert refused.value.code == "operator.value_does_not_fit"
 
@@ -151,35 +151,35 @@ def test_a_column_without_a_value_waits_for_the_type_of_its_first_one(tmp_path: 
             [{"wei": 1}, {"wei": 10**40}, {"wei": 10**50}],
             [WEI],
             "operator.value_does_not_fit",
-            f"column 'wei', row 1: '{10**40}' does not fit into decimal128(38, 0), as the dataset declares it",
+            f"column 'wei', row 2: '{10**40}' does not fit into decimal128(38, 0), as the dataset declares it",
         ),
         (
             [{"n": None}, {"n": 2**70}],
             [],
             "operator.value_does_not_fit",
-            f"column 'n', row 1: '{2**70}' does not fit into int64, unless the dataset declares",
+            f"column 'n', row 2: '{2**70}' does not fit into int64, unless the dataset declares",
         ),
         (
             [{"m": "a", "n": 1}, {"m": "b", "n": 2}, {"m": "c", "n": "x"}],
             [],
             "operator.value_does_not_fit",
-            "column 'n', row 2: 'x' does not fit into int64, the type of the rows before it",
+            "column 'n', row 3: 'x' does not fit into int64, the type of the rows before it",
         ),
         (
             {"n": ["x", 1]},
             [],
             "operator.value_does_not_fit",
-            "column 'n', row 1: '1' does not fit into string",
+            "column 'n', row 2: '1' does not fit into string",
         ),
-        ([{"n": 1j}], [], "operator.result_invalid", "column 'n', row 0: "),
-        ([{"n": 1}, 2], [], "operator.result_invalid", "row 1 is int, not a mapping from column to value"),
-        ([2], [], "operator.result_invalid", "row 0 is int, not a mapping from column to value"),
+        ([{"n": 1j}], [], "operator.result_invalid", "column 'n', row 1: "),
+        ([{"n": 1}, 2], [], "operator.result_invalid", "row 2 is int, not a mapping from column to value"),
+        ([2], [], "operator.result_invalid", "row 1 is int, not a mapping from column to value"),
         ({"day": 1}, [], "operator.result_invalid", "column 'day' is int, not a list of values"),
         ({"day": [1], "n": [1, 2]}, [], "operator.result_invalid", "expected length 1 but got length 2"),
         (7, [], "operator.result_invalid", "int cannot be written as rows"),
         ([{"n": None}], [], "operator.result_invalid", "it has only nulls, so no column has a type"),
-        ([{}], [], "operator.result_invalid", "row 0 has no columns"),
-        ([{}, {"n": 1}], [], "operator.result_invalid", "row 0 has no columns"),
+        ([{}], [], "operator.result_invalid", "row 1 has no columns"),
+        ([{}, {"n": 1}], [], "operator.result_invalid", "row 1 has no columns"),
         ([{"": 3}], [], "operator.result_invalid", "the column name '' must have 1 to 512"),
         ({"": [3]}, [], "operator.result_invalid", "the column name '' must have 1 to 512"),
         ([{5: 1}], [], "operator.result_invalid", "the column name 5 is int, not text"),

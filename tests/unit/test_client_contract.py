@@ -131,8 +131,14 @@ def uses(folder: Path) -> dict[str, list[Callable[[Client], Any]]]:
         "query_pandas": [lambda c: c.query_pandas("select 1", as_of_version={"t": 1})],
         "query_polars": [lambda c: c.query_polars("select 1", as_of_time=NOON)],
         "pieces": [lambda c: next(c.pieces("select 1", format="csv"))],
-        "query_plan": [lambda c: c.query_plan("select 1", as_of_version={"t": 1}, engine="spark")],
-        "query_task": [lambda c: c.query_task("select 1", "t.out", as_of_version={"t": 1})],
+        "query_plan": [
+            lambda c: c.query_plan("select 1", as_of_version={"t": 1}, engine="spark"),
+            lambda c: c.query_plan("select 1", as_of_time=NOON),
+        ],
+        "query_task": [
+            lambda c: c.query_task("select 1", "t.out", as_of_version={"t": 1}),
+            lambda c: c.query_task("select 1", "t.out", as_of_time=NOON),
+        ],
         "execution": [lambda c: c.execution(ID).__enter__()],
         "dags.all": [lambda c: c.dags.all()],
         "dags.cutover": [lambda c: c.dags.cutover("t", drop_missing=True)],

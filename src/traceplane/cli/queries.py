@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -41,20 +42,26 @@ from traceplane.wire.queries import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_FORMATS = ["table", "json", "csv", "arrow", "parquet"]
 _MAX_CELL_WIDTH = 40
 _SHOWN_ROWS = 1000
 _POLL_SECONDS = 1.0
 
 
 @click.command()
-@click.argument("sql")
+@click.argument("sql", required=False)
+@click.option(
+    "--file",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    help="Read the SELECT from a file, or with - from stdin.",
+)
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["table", "json", "csv", "arrow", "parquet"]),
-    default="table",
-    show_default=True,
+    type=click.Choice(_FORMATS),
+    help="How the result is written; by default as the suffix of --output says, or as a table.",
 )
+@as_json
 @click.option(
     "--as-of", metavar="DAG@VERSION|TIME", multiple=True, help="Read data as of a DAG's version or a time."
 )
@@ -72,8 +79,10 @@ _POLL_SECONDS = 1.0
 @click.pass_obj
 def query(
     settings: Settings,
-    sql: str,
-    format_: str,
+    sql: str | None,
+    file: Path | None,
+    format_: str | None,
+    as_json: bool,
     as_of: tuple[str, ...],
     to_dataset: str | None,
     wait: bool,
@@ -82,12 +91,16 @@ def query(
     output: Path | None,
 ) -> None:
     """Run one SELECT over datasets; all of them are read at one point in time."""
+    sql = _text_of(sql, file)
     if explain:
-        _explain(settings, QueryRequest(sql, None, *_as_of(as_of), engine=engine))
+        _explain(settings, QueryRequest(sql, None, *_as_of(as_of), engine=engine), as_json)
         return
     if to_dataset is not None:
         _hand_over(settings, sql, _as_of(as_of), to_dataset, wait)
         return
+    if as_json and format_ not in (None, "json"):
+        raise click.UsageError("use --format or --json, not both")
+    format_ = "json" if as_json else format_ or _format_of(output)
     import pyarrow.ipc as ipc  # slow to import, and no other command needs it
 
     from traceplane.client import Client
@@ -131,8 +144,28 @@ def query(
     hand_on(pieces, is_json=format_ == "json")
 
 
-def _explain(settings: Settings, request: QueryRequest) -> None:
+def _text_of(sql: str | None, file: Path | None) -> str:
+    if (sql is None) == (file is None):
+        raise click.UsageError("give a SELECT, or --file")
+    if file is None:
+        assert sql is not None
+        return sql
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise click.BadParameter(f"it cannot be read as text: {error}", param_hint="--file") from None
+
+
+def _format_of(output: Path | None) -> str:
+    suffix = "" if output is None else output.suffix.lower().removeprefix(".")
+    return suffix if suffix in _FORMATS else "table"
+
+
+def _explain(settings: Settings, request: QueryRequest, as_json: bool) -> None:
     plan = call(settings, lambda c: c.call("POST", "/api/v1/query-plan", QueryPlan, request))
+    if as_json:
+        say_json(plan)
+        return
     say(f"engine: {plan.engine} ({plan.reason})")
     say(f"files: {plan.files} of {plan.of_files}, about {plan.bytes:,} bytes; limit: {plan.limit_bytes:,}")
     for dataset, generation in sorted(plan.generations.items()):
@@ -153,14 +186,7 @@ def _explained(settings: Settings, pieces: Iterator[bytes]) -> Iterator[bytes]:
 def _hand_over(
     settings: Settings, sql: str, as_of: tuple[dict[str, int], datetime | None], dataset: str, wait: bool
 ) -> None:
-    versions, at = as_of
-    if at is not None:
-        raise InvalidInput(
-            "cli.bad_as_of",
-            "--to-dataset reads as of versions, not as of a time",
-            value=at.isoformat(),
-        )
-    request = QueryTaskRequest(sql, dataset, versions)
+    request = QueryTaskRequest(sql, dataset, *as_of)
     query_task = call(settings, lambda c: c.call("POST", "/api/v1/query-tasks", QueryTask, request))
     say(f"Task {query_task.task_id} computes {query_task.dataset}.")
     path = f"/api/v1/tasks/{query_task.task_id}"
@@ -222,6 +248,8 @@ def _as_text(value: Any) -> str:
             return ""
         case bytes():
             return value.hex()
+        case datetime():
+            return value.isoformat().replace("+00:00", "Z")
         case pa.MonthDayNano():
             return _interval(value.months, value.days, value.nanoseconds)
         case _:

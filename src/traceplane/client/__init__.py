@@ -388,17 +388,31 @@ class Client:
         return queries.pieces(self._connection, request, handed_over)
 
     def query_plan(
-        self, sql: str, *, as_of_version: Mapping[str, int] | None = None, engine: Engine = "auto"
+        self,
+        sql: str,
+        *,
+        as_of_version: Mapping[str, int] | None = None,
+        as_of_time: datetime | None = None,
+        engine: Engine = "auto",
     ) -> QueryPlan:
         """Which engine would run a query, and what it would read."""
-        request = QueryRequest(sql, as_of_version=dict(as_of_version or {}), engine=engine)
+        with checked_arguments():
+            request = QueryRequest(
+                sql, as_of_version=dict(as_of_version or {}), as_of_time=as_of_time, engine=engine
+            )
         return self._connection.ask("POST", "/api/v1/query-plan", QueryPlan, request)
 
     def query_task(
-        self, sql: str, dataset: str, *, as_of_version: Mapping[str, int] | None = None
+        self,
+        sql: str,
+        dataset: str,
+        *,
+        as_of_version: Mapping[str, int] | None = None,
+        as_of_time: datetime | None = None,
     ) -> QueryTask:
         """Starts a task on Spark whose result becomes a dataset, for what is too large for `query`."""
-        request = QueryTaskRequest(sql, dataset, dict(as_of_version or {}))
+        with checked_arguments():
+            request = QueryTaskRequest(sql, dataset, dict(as_of_version or {}), as_of_time)
         return self._connection.ask("POST", "/api/v1/query-tasks", QueryTask, request)
 
     # Celery ----------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from traceplane.wire.control import TaskDetail
 from traceplane.wire.queries import QueryRequest, QueryTask
 
 _PATH = "/api/v1/query"
-_POLL_SECONDS = 1.0
+_FIRST_POLL_SECONDS, _POLL_SECONDS = 0.1, 1.0
+"""A task that is done in two seconds is not waited for three; one that takes an hour is asked for once a second."""
 _ENDED = ("completed", "dead", "canceled")
 
 
@@ -49,8 +50,10 @@ def _raise_if_handed_over(answer: HTTPResponse) -> None:
 
 def _wait_for(connection: Connection, made: QueryTask) -> None:
     path = f"/api/v1/tasks/{made.task_id}"
+    pause = _FIRST_POLL_SECONDS
     while (task := connection.ask("GET", path, TaskDetail).task).state not in _ENDED:
-        time.sleep(_POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(pause * 1.2, _POLL_SECONDS)
     if task.state != "completed":
         error = task.error or {}
         raise Conflict(

@@ -124,7 +124,8 @@ def _nested(kind: str, parts: list[str]) -> pa.DataType | None:
 
 
 class DoesNotFit(ValueError):
-    """A value that its column's type cannot hold, and why the column has that type."""
+    """A value that its column's type cannot hold, and why the column has that type. People read `row`, the index, as a
+    number from 1."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class DoesNotFit(ValueError):
         reason: str = "as the dataset declares it",
     ) -> None:
         super().__init__(
-            f"column {column!r}, row {row}: {str(value)[:200]!r} does not fit into {type_}, {reason}"
+            f"column {column!r}, row {row + 1}: {str(value)[:200]!r} does not fit into {type_}, {reason}"
         )
 
 

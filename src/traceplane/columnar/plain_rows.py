@@ -59,7 +59,7 @@ def _same_columns(rows: list[Any]) -> bool:
     if not rows or not isinstance(rows[0], Mapping):
         return True
     if not rows[0]:
-        raise NotRows("row 0 has no columns")
+        raise NotRows("row 1 has no columns")
     names = dict.fromkeys(chain.from_iterable(rows))
     _check_names(names)
     return len(names) == len(rows[0])
@@ -83,7 +83,7 @@ def _checked(columns: Mapping[str, Any]) -> dict[str, Iterable[Any]]:
 
 def _transposed(rows: Iterable[Any]) -> dict[str, list[Any]]:
     rows = list(rows)
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
             raise NotRows(f"row {number} is {type(row).__name__}, not a mapping from column to value")
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
@@ -104,7 +104,7 @@ def _array(name: str, values: Any, declared: pa.DataType | None) -> pa.Array:
     type_, reason = pa.array(values[:row]).type, "the type of the rows before it"
     if pa.types.is_null(type_):
         if not isinstance(values[row], int):
-            raise NotRows(f"column {name!r}, row {row}: {cause}")
+            raise NotRows(f"column {name!r}, row {row + 1}: {cause}")
         type_, reason = pa.int64(), "unless the dataset declares the column as a decimal"
     raise DoesNotFit(name, values[row], row, type_, reason)
 

@@ -151,8 +151,11 @@ def pyspark(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
 
 
 def query(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:
-    """A query that was handed over: its views already exist, and the last one is the result."""
-    return spark.table(task.views[-1].name)
+    """A query that was handed over: its views already exist, and the last one is the result. `config.columns`: its
+    columns as DuckDB names them, of which no two are alike. A declared column that no file has yet is not here."""
+    result = spark.table(task.views[-1].name)
+    names = task.config.get("columns", [])
+    return result.toDF(*names) if len(names) == len(result.columns) else result
 
 
 def compact(spark: SparkSession, task: OperatorTask, inputs: Frames) -> Any:

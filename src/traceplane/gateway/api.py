@@ -24,7 +24,7 @@ from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_roles, load_token_book
 from traceplane.delivery.sending import Channels
 from traceplane.errors import Forbidden, PlatformError, TraceplaneError, UserError
-from traceplane.gateway import coverage, cron_sources, datasets, query_tasks
+from traceplane.gateway import coverage, cron_sources, datasets
 from traceplane.gateway.alerts import AlertApi
 from traceplane.gateway.audit import AuditApi, act_of, audited, names_in
 from traceplane.gateway.backfill import backfill
@@ -342,9 +342,7 @@ class PublicApi:
         caller = _caller(call.principal)
         with self._audited_denial(call.principal, call.body.sql):
             try:
-                made = await query_tasks.start(
-                    call.principal.database, caller, call.body, window=self._settings.dispatch_window
-                )
+                made = await self._engines.start(call.principal.database, caller, call.body)
             except TraceplaneError as error:
                 self._queries.note_failure(caller, call.body.sql, error)
                 raise

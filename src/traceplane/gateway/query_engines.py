@@ -1,17 +1,19 @@
 """Which engine runs a query: DuckDB at once, or Spark as a task.
 
-A query that is handed over reads everything as of one settled moment, whenever its task starts: what DuckDB would have
-read at that moment.
+A query that is handed over reads everything as of one settled moment, or of an earlier time that was asked for,
+whenever its task starts: what DuckDB would have read at that moment.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime
 from uuid import uuid4
 
 from msgspec import structs
 
 from traceplane.auth.roles import Role
-from traceplane.errors import Conflict, Forbidden, InvalidInput
+from traceplane.errors import Conflict, Forbidden
 from traceplane.gateway import query_tasks
 from traceplane.model.counted import counted
 from traceplane.postgres import pinned, workers
@@ -33,14 +35,7 @@ class QueryEngines:
 
     def most_bytes(self, asked: QueryRequest) -> int | None:
         """Up to how many bytes of files DuckDB runs the query; None: whatever it reads."""
-        if asked.engine == "spark" and asked.as_of_time is not None:
-            raise InvalidInput(
-                "query.not_for_a_job",
-                "Spark reads datasets as they are now or as of a version, not as of a time",
-                value=asked.as_of_time.isoformat(),
-                next_step="leave out the time, or choose the engine duckdb",
-            )
-        if asked.engine == "duckdb" or asked.as_of_time is not None:
+        if asked.engine == "duckdb":
             return None
         return self._spark_above if asked.engine == "auto" else -1
 
@@ -83,16 +78,34 @@ class QueryEngines:
                 next_step="start one (`traceplane worker --runtime spark`), read less, or choose the engine duckdb",
             )
         moment = await pinned.settled_moment(self._database)
-        request = QueryTaskRequest(asked.sql, f"query-results.{uuid4().hex[:16]}", asked.as_of_version)
-        made = await query_tasks.start(database, caller, request, window=self._window, pinned_at=moment)
+        if asked.as_of_time is not None:
+            moment = min(moment, asked.as_of_time)
+        dataset = f"query-results.{uuid4().hex[:16]}"
+        request = QueryTaskRequest(asked.sql, dataset, asked.as_of_version, asked.as_of_time)
+        made = await self.start(database, caller, request, pinned_at=moment)
         return structs.replace(made, reason=reason)
+
+    async def start(
+        self,
+        database: Database,
+        caller: QueryCaller,
+        asked: QueryTaskRequest,
+        *,
+        pinned_at: datetime | None = None,
+    ) -> QueryTask:
+        """The query as a task. DuckDB names the columns of its result, so that they do not depend on the engine, and
+        refuses at once what would otherwise fail in the task. Whoever asks, the result has no personal data."""
+        as_of = AsOf(asked.as_of_version, asked.as_of_time)
+        anybody = replace(caller, sees_pii=False)
+        columns = await self._queries.result_names(database, anybody, asked.sql, as_of)
+        return await query_tasks.start(
+            database, caller, asked, window=self._window, columns=columns, pinned_at=pinned_at
+        )
 
     def _reason(self, asked: QueryRequest, planned: PlannedFiles) -> str:
         files = f"{counted(planned.files, 'file')} with about {_megabytes(planned.bytes)} to read"
         if asked.engine != "auto":
             return f"{files}; the engine {asked.engine} was asked for"
-        if asked.as_of_time is not None:
-            return f"{files}; what is read as of a time is not left to Spark"
         if planned.too_many:
             return f"{files}, more than DuckDB opens at once"
         what = "more than" if planned.bytes > self._spark_above else "up to"

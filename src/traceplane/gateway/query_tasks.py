@@ -7,6 +7,7 @@ DAG when the result is old.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from uuid import UUID, uuid4
@@ -45,13 +46,16 @@ async def start(
     asked: QueryTaskRequest,
     *,
     window: int,
+    columns: Sequence[str],
     pinned_at: datetime | None = None,
 ) -> QueryTask:
-    """`pinned_at`: the moment whose files it reads; None: those that are there when the task starts."""
+    """`columns`: the names of the result's; empty: as Spark has them. `pinned_at`: the moment whose files it reads;
+    None: the requested time, or what is there when the task starts."""
+    files_at = pinned_at or asked.as_of_time
 
     async def once() -> QueryTask:
         async with database.transaction("deploy") as tx:
-            query = await as_job(tx, caller, asked.sql, AsOf(asked.as_of_version))
+            query = await as_job(tx, caller, asked.sql, AsOf(asked.as_of_version, asked.as_of_time))
             if not may_write(caller, asked.dataset, None):
                 raise Forbidden(
                     "access.dataset_write",
@@ -67,7 +71,7 @@ async def start(
                     value=asked.dataset,
                     next_step="choose another name, or wait until `traceplane gc` has let go of an old result",
                 )
-            dag = _dag(asked.dataset, asked.sql, query)
+            dag = _dag(asked, query, columns)
             (job,), (dataset,) = dag.jobs, dag.datasets
             dag_id, org_id = await registry.lock_dag(tx, caller.org, dag.name)
             version_id, _ = await registry.add_version(tx, dag_id, normalized.dump(dag), {}, {})
@@ -84,13 +88,13 @@ async def start(
                 reads=await _reads(tx, caller.org, query, job),
                 writes=[Generation(dataset_uuid, generation_id)],
                 views=query.views,
-                as_of=pinned_at,
+                as_of=files_at,
             )
             await registry.map_job(tx, version_id, job_id, job, window, OperatorFacts())
             await cutover.move(tx, dag_id, version_id)
             task_id: UUID = await tasks.create_for_everything(tx, job_id)
             await notify_dispatchers(tx)
-            return QueryTask(task_id, asked.dataset, dag.name, pinned_at)
+            return QueryTask(task_id, asked.dataset, dag.name, files_at)
 
     return await retry_on_conflict(once)
 
@@ -105,15 +109,15 @@ async def _reads(tx: Transaction, org: str, query: JobQuery, job: Job) -> list[t
     return reads
 
 
-def _dag(dataset_id: str, sql: str, query: JobQuery) -> Dag:
+def _dag(asked: QueryTaskRequest, query: JobQuery, columns: Sequence[str]) -> Dag:
     job = Job(
         name="query",
         activation=Activation.REACTIVE,
         runtime="spark",
         operator=QUERY.name,
-        config={"sql": sql},
+        config={"sql": asked.sql, "columns": list(columns)},
         inputs=tuple(Input(i.name, i.dataset.dataset_id, {}, i.columns) for i in query.inputs),
-        outputs=(Output("result", dataset_id),),
+        outputs=(Output("result", asked.dataset),),
         execution_strategy=ExecutionStrategy.PER_UPDATE,
         update_strategy=UpdateStrategy.REPLACE,
         execution=ExecutionSettings(max_attempts=_ATTEMPTS),
@@ -121,6 +125,6 @@ def _dag(dataset_id: str, sql: str, query: JobQuery) -> Dag:
     return Dag(
         name=f"query-{uuid4().hex[:16]}",
         jobs=(job,),
-        datasets=(Dataset(dataset_id, description="The result of a query", read_roles=query.read_roles),),
+        datasets=(Dataset(asked.dataset, description="The result of a query", read_roles=query.read_roles),),
         external_datasets=tuple(sorted({i.dataset.dataset_id for i in query.inputs})),
     )

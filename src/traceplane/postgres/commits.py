@@ -176,6 +176,14 @@ def _arguments(ranges: Sequence[ReadRange]) -> tuple[list[UUID], list[int | None
     )
 
 
+async def forgotten_since(
+    tx: Transaction, moments: Sequence[tuple[UUID, datetime]]
+) -> dict[int, tuple[str, datetime]]:
+    """By their place among the moments of generations: the dataset, and until when replaced rows were deleted."""
+    rows = await tx.rows(_SQL["forgotten_since"], [g for g, _ in moments], [at for _, at in moments])
+    return {row["ord"] - 1: (row["dataset_id"], row["forgotten_until"]) for row in rows}
+
+
 def _by_id(commit: LiveCommit) -> int:
     return commit.commit_id
 

@@ -87,6 +87,7 @@ class CommitFiles(msgspec.Struct, frozen=True, gc=False):
     first: int
     last: int
     bytes: int
+    rows: int
     paths: list[str]
 
 
@@ -311,6 +312,7 @@ class LiveCommits:
     paths: list[str | None]
     """None if a commit has several files, or none."""
     bytes: list[int]
+    rows: list[int]
     of_others: dict[int, list[str]]
     hidden: dict[int, list[Range]]
 
@@ -323,7 +325,7 @@ async def live(tx: Transaction, generation_id: UUID) -> LiveCommits:
     several = [ids[n] for n, path in enumerate(single) if path is None]
     others = {c.commit_id: c.paths for c in await paths(tx, generation_id, several)} if several else {}
     hidden = await _hidden(tx, generation_id)
-    return LiveCommits(ids, row["firsts"], row["lasts"], single, row["bytes"], others, hidden)
+    return LiveCommits(ids, row["firsts"], row["lasts"], single, row["bytes"], row["rows"], others, hidden)
 
 
 async def paths(tx: Transaction, generation_id: UUID, commit_ids: Sequence[int] | None) -> list[CommitFiles]:

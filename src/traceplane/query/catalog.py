@@ -25,6 +25,7 @@ from uuid import UUID
 from traceplane.model import pruning
 from traceplane.model.positions import Range, kept
 from traceplane.model.pruning import AskedColumn, Bounds, Condition, bounds, narrowed
+from traceplane.model.row_positions import ValueRange
 from traceplane.postgres import commits, pinned
 from traceplane.postgres.commits import ReadRange
 from traceplane.postgres.database import Transaction
@@ -49,11 +50,13 @@ Column = tuple[str, str]
 class Commit:
     """The contents of a commit; they never change."""
 
-    __slots__ = ("bounds", "bytes", "commit_id", "paths", "positions")
+    __slots__ = ("bounds", "bytes", "commit_id", "paths", "positions", "rows")
 
-    def __init__(self, commit_id: int, first: int, last: int, bytes_: int, paths: list[str]) -> None:
+    def __init__(
+        self, commit_id: int, first: int, last: int, bytes_: int, rows: int, paths: list[str]
+    ) -> None:
         self.commit_id, self.positions, self.paths = commit_id, (first, last), paths
-        self.bytes = bytes_
+        self.bytes, self.rows = bytes_, rows
         self.bounds: dict[Column, list[Bounds]] | None = None
         """Bounds of columns that queries have asked about, for each file."""
 
@@ -89,6 +92,10 @@ class FileList:
     @cached_property
     def bytes(self) -> int:
         return sum(commit.bytes for commit in self.commits if commit.paths)
+
+    @cached_property
+    def rows(self) -> int:
+        return sum(commit.rows for commit in self.commits if commit.paths)
 
     @cached_property
     def commit_of_file(self) -> list[Commit]:
@@ -177,7 +184,7 @@ class Catalog:
             commits = await pinned.paths(tx, generation, None if most else missing)
             for start in range(0, len(commits), _MADE_AT_ONCE):
                 by_id |= {
-                    c.commit_id: Commit(c.commit_id, c.first, c.last, c.bytes, c.paths)
+                    c.commit_id: Commit(c.commit_id, c.first, c.last, c.bytes, c.rows, c.paths)
                     for c in commits[start : start + _MADE_AT_ONCE]
                 }
                 await asyncio.sleep(0)  # lets other queries run
@@ -198,8 +205,8 @@ async def _chosen(
     at: datetime | None,
     count: int,
 ) -> FileList:
-    files: dict[int, dict[str, int]] = {}
-    """Of each commit, their sizes."""
+    files: dict[int, dict[str, tuple[int, int]]] = {}
+    """Of each commit, their bytes and rows."""
     positions: dict[int, Range] = {}
     hidden: dict[int, list[Range]] = {}
     by_conditions: dict[tuple[Condition, ...], frozenset[str]] = {}
@@ -217,12 +224,20 @@ async def _chosen(
             raise TooManyFiles(generation, count)
         by_conditions[tuple(conditions)] = frozenset(f["path"] for commit in live for f in commit.files)
         for commit in live:
-            files.setdefault(commit.commit_id, {}).update({f["path"]: f["bytes"] for f in commit.files})
+            files.setdefault(commit.commit_id, {}).update(
+                {f["path"]: (f["bytes"], f["rows"]) for f in commit.files}
+            )
             positions[commit.commit_id] = commit.positions
             if commit.hidden:
                 hidden[commit.commit_id] = commit.hidden
     chosen = [
-        Commit(commit_id, *positions[commit_id], sum(sizes.values()), list(sizes))
+        Commit(
+            commit_id,
+            *positions[commit_id],
+            sum(size for size, _ in sizes.values()),
+            sum(rows for _, rows in sizes.values()),
+            list(sizes),
+        )
         for commit_id, sizes in files.items()
     ]
     chosen.sort(key=lambda commit: (commit.positions, commit.commit_id))
@@ -260,13 +275,19 @@ async def _made(row_version: str, live: LiveCommits) -> FileList:
         with _without_collecting():
             commits += [
                 Commit(
-                    commit_id, first, last, size, [path] if path is not None else live.of_others[commit_id]
+                    commit_id,
+                    first,
+                    last,
+                    size,
+                    rows,
+                    [path] if path is not None else live.of_others[commit_id],
                 )
-                for commit_id, first, last, size, path in zip(
+                for commit_id, first, last, size, rows, path in zip(
                     live.ids[part],
                     live.firsts[part],
                     live.lasts[part],
                     live.bytes[part],
+                    live.rows[part],
                     live.paths[part],
                     strict=True,
                 )
@@ -351,18 +372,22 @@ def _within_commits(
 def _grouped(listed: FileList, dataset: PinnedDataset, remaining: Sequence[int]) -> list[FileGroup]:
     column = dataset.position_column
     if not listed.hidden or column is None:
-        whole = (
-            listed.paths
-            if len(remaining) == len(listed.paths)
-            else [listed.paths[index] for index in remaining]
-        )
-        return [FileGroup(whole)] if whole else []
-    groups: dict[tuple[Range, ...], list[str]] = {}
+        if len(remaining) == len(listed.paths):
+            return [FileGroup(listed.paths, rows=listed.rows)] if listed.paths else []
+        return [_group(listed, remaining)] if remaining else []
+    groups: dict[tuple[Range, ...], list[int]] = {}
     for index in remaining:
         ranges = kept_of(listed, listed.commit_of_file[index])
         if ranges is None or ranges:
-            groups.setdefault(tuple(ranges or ()), []).append(listed.paths[index])
-    return [FileGroup(paths, column.all_values(ranges)) for ranges, paths in groups.items()]
+            groups.setdefault(tuple(ranges or ()), []).append(index)
+    return [_group(listed, files, column.all_values(ranges)) for ranges, files in groups.items()]
+
+
+def _group(listed: FileList, files: Sequence[int], kept: Sequence[ValueRange] = ()) -> FileGroup:
+    """Commits know the rows of all their files together."""
+    commits = [listed.commit_of_file[index] for index in files]
+    rows = sum(commit.rows // len(commit.paths) for commit in commits)
+    return FileGroup([listed.paths[index] for index in files], list(kept), rows)
 
 
 def kept_of(listed: FileList, commit: Commit) -> list[Range] | None:

@@ -12,6 +12,7 @@ from traceplane.columnar.postgres_csv import as_parquet
 from traceplane.errors import TooLarge
 from traceplane.postgres import hot_tables
 from traceplane.postgres.database import Transaction
+from traceplane.query.wire import FileGroup
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,7 +21,7 @@ MOST_BYTES = 512 << 20
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
-async def export(tx: Transaction, generation_id: UUID, folder: Path, schema: pa.Schema) -> Path:
+async def export(tx: Transaction, generation_id: UUID, folder: Path, schema: pa.Schema) -> FileGroup:
     """A Parquet file with all rows in the table of a generation."""
     table = (await hot_tables.load(tx, [generation_id]))[generation_id]
     received = folder / f"{generation_id}.csv"
@@ -41,7 +42,7 @@ async def export(tx: Transaction, generation_id: UUID, folder: Path, schema: pa.
 
         await hot_tables.read(tx, table, _LEAST, _MOST, push, columns=schema.names, where={})
     target = folder / f"{generation_id}.parquet"
-    await asyncio.to_thread(as_parquet, received, target, schema)
+    rows = await asyncio.to_thread(as_parquet, received, target, schema)
     received.unlink()
     target.chmod(0o644)
-    return target
+    return FileGroup([str(target)], rows=rows)

@@ -55,9 +55,10 @@ async def as_job(tx: Transaction, caller: QueryCaller, sql: str, as_of: AsOf) ->
         if isinstance(pin[1], datetime) or datasets.by_pin[pin].storage != "parquet":
             raise InvalidInput(
                 "query.not_for_a_job",
-                "a result dataset is computed from the files of a version, not from hot tables or as of a time",
+                "Spark reads no hot tables, and what it reads as of a time it reads as of the same",
                 value=pin_text(pin),
-                next_step="query as of a version; compact hot rows, and query the compacted dataset",
+                next_step="give one time for the whole query (--as-of), choose the engine duckdb,"
+                " or compact hot rows and query the compacted dataset",
             )
         some_columns(datasets.by_pin[pin], anybody)
     views = await asyncio.to_thread(datasets.views, expanded, anybody)

@@ -69,8 +69,8 @@ def _rows_of(relation: EngineRelation) -> str:
         return " union all ".join(_left_out(relation, group) for group in relation.groups)
     names = ", ".join(_null(c) if c.absent else _quoted(c.name) for c in relation.columns)
     return " union all ".join(
-        f"select {names} from read_parquet({_list(group.paths)}, hive_partitioning = false, {_schema(relation)})"
-        f"{_kept(relation, group)}"
+        f"select {names} from read_parquet({_list(group.paths)}, hive_partitioning = false, {_schema(relation)}"
+        f"{_cardinality(group)}){_kept(relation, group)}"
         for group in relation.groups
     )
 
@@ -99,6 +99,11 @@ def _schema(relation: EngineRelation) -> str:
         for c in columns
     )
     return f"schema = map {{{', '.join(fields)}}}"
+
+
+def _cardinality(group: FileGroup) -> str:
+    """Given the schema, DuckDB opens no file when it plans, and would take any file for one of 1,000 rows."""
+    return "" if group.rows is None else f", explicit_cardinality = {max(1, group.rows)}"
 
 
 def _kept(relation: EngineRelation, group: FileGroup) -> str:

@@ -61,7 +61,7 @@ class _Snapshot:
     datasets: QueryDatasets
     expanded: Expanded
     files: Mapping[Pin, FileList]
-    hot: Mapping[Pin, Path]
+    hot: Mapping[Pin, FileGroup]
     """Files with the rows of hot tables."""
 
 
@@ -146,7 +146,7 @@ class Preparation:
                 format=format_,
                 roots=[
                     *_folders(root, chosen),
-                    *{str(path.parent) for path in snapshot.hot.values()},
+                    *{os.path.dirname(path) for group in snapshot.hot.values() for path in group.paths},
                 ],
                 limits=replace(
                     self._limits, max_rows=min(self._limits.max_rows, max_rows or self._limits.max_rows)
@@ -167,6 +167,27 @@ class Preparation:
                 return over.plan
             return PlannedFiles.of(snapshot.datasets.by_pin, await asyncio.to_thread(_choose, snapshot))
 
+    async def without_rows(
+        self, database: Database, caller: QueryCaller, sql: str, as_of: AsOf
+    ) -> PreparedQuery | None:
+        """A query with the columns of this one, whose names differ from each other, and no rows: it reads no file. None
+        if only the files have the types of what it reads."""
+        gated = await asyncio.to_thread(gate.admit, sql)
+        async with contextlib.AsyncExitStack() as held:
+            snapshot = await self._read(database, held, caller, gated, as_of, with_hot=False)
+            nothing = tuple(ChosenFiles([], 0, 0) for _ in snapshot.expanded.stored)
+            relations = await asyncio.to_thread(_relations, _Places("", ()), snapshot, nothing, caller)
+            if any(column.type is None for relation in relations for column in relation.columns):
+                return None
+            query = EngineQuery(
+                sql=f"select * from ({gated.sql}) limit 0",  # noqa: S608 -- written by the gate, and checked again
+                relations=relations,
+                format="arrow",
+                roots=[],
+                limits=self._limits,
+            )
+            return PreparedQuery(query, snapshot.datasets.by_pin, nothing, held.pop_all())
+
     async def left_out(
         self, database: Database, dataset: PinnedDataset, groups: Sequence[FileGroup]
     ) -> PreparedQuery:
@@ -180,7 +201,7 @@ class Preparation:
             relation = EngineRelation(
                 "tp_d0",
                 [],
-                [FileGroup([places.of(path) for path in g.paths], g.kept) for g in groups],
+                [FileGroup([places.of(path) for path in g.paths], g.kept, g.rows) for g in groups],
                 _engine_column(column),
                 left_out=True,
             )
@@ -240,7 +261,7 @@ class Preparation:
 
     async def _hot_rows(
         self, tx: Transaction, held: contextlib.AsyncExitStack, datasets: Mapping[Pin, PinnedDataset]
-    ) -> dict[Pin, Path]:
+    ) -> dict[Pin, FileGroup]:
         """Files with the rows in the tables of hot datasets."""
         generations = {
             pin: dataset.row_generation_id
@@ -332,11 +353,11 @@ def _stored_relation(
     dataset: PinnedDataset,
     files: ChosenFiles,
     caller: QueryCaller,
-    hot: Path | None,
+    hot: FileGroup | None,
 ) -> EngineRelation:
-    groups = [FileGroup([places.of(path) for path in group.paths], group.kept) for group in files.groups]
+    groups = [replace(group, paths=[places.of(path) for path in group.paths]) for group in files.groups]
     if hot is not None:
-        groups.append(FileGroup([str(hot)]))
+        groups.append(hot)
     stored = (c for c in dataset.columns if c.name not in dataset.absent)
     position = next((c for c in stored if c.name == dataset.position), None)
     return EngineRelation(

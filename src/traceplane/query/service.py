@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from traceplane import telemetry
 from traceplane.adapters.object_cache import ObjectCache
@@ -131,16 +132,32 @@ class Queries:
         self, database: Database, caller: QueryCaller, dataset_id: str
     ) -> list[SchemaColumn]:
         """Of a virtual dataset: the columns that the caller sees, as determined by the engine."""
-        import pyarrow.ipc as ipc  # slow to import, so a gateway starts without it
-
         quoted = dataset_id.replace('"', '""')
         prepared = await self.prepare(database, caller, f'select * from "{quoted}" limit 0', format_="arrow")
+        schema = await self._schema_of(prepared, caller)
+        return [SchemaColumn(field.name, str(field.type), field.nullable) for field in schema]
+
+    async def result_names(self, database: Database, caller: QueryCaller, sql: str, as_of: AsOf) -> list[str]:
+        """How the columns of a result would be called, each by another name. Empty if only the files have the types of
+        what it reads."""
+        prepared = await self._preparation.without_rows(database, caller, sql, as_of)
+        if prepared is None:
+            return []
+        try:
+            names: list[str] = (await self._schema_of(prepared, caller)).names
+        except TraceplaneError as error:
+            self.note_failure(caller, sql, error)
+            raise
+        return names
+
+    async def _schema_of(self, prepared: PreparedQuery, caller: QueryCaller) -> Any:
+        import pyarrow.ipc as ipc  # slow to import, so a gateway starts without it
+
         try:
             pieces = self._engines.run(prepared.query, caller.share, prepared.read)
-            schema = ipc.open_stream(b"".join([piece async for piece in pieces])).schema
+            return ipc.open_stream(b"".join([piece async for piece in pieces])).schema
         finally:
             await prepared.release()
-        return [SchemaColumn(field.name, str(field.type), field.nullable) for field in schema]
 
     @property
     def catalog(self) -> Catalog:

@@ -32,6 +32,8 @@ class FileGroup(msgspec.Struct, frozen=True):
     paths: list[str]
     kept: list[ValueRange] = []
     """The ranges of the position column to read; empty for all rows."""
+    rows: int | None = None
+    """About how many rows the files have: what joins are ordered by. None if nobody knows."""
 
 
 class EngineColumn(msgspec.Struct, frozen=True):

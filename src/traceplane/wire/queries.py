@@ -32,8 +32,12 @@ class QueryRequest(Wire, frozen=True):
     """What runs the query. If Spark does, the answer is a `QueryTask`, with the header `traceplane-engine: spark`."""
 
     def __post_init__(self) -> None:
-        if self.as_of_version and self.as_of_time is not None:
-            raise ValueError("a query is as of versions or as of a time, not both")
+        _not_both(self.as_of_version, self.as_of_time)
+
+
+def _not_both(versions: dict[str, int], time: datetime | None) -> None:
+    if versions and time is not None:
+        raise ValueError("a query is as of versions or as of a time, not both")
 
 
 class QueryTaskRequest(Wire, frozen=True):
@@ -45,6 +49,11 @@ class QueryTaskRequest(Wire, frozen=True):
         default_factory=dict
     )
     """DAG versions to read instead of the active ones, by DAG name."""
+    as_of_time: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    """Read the data as of this time; unset: what is committed when the task starts."""
+
+    def __post_init__(self) -> None:
+        _not_both(self.as_of_version, self.as_of_time)
 
 
 class QueryTask(Wire, frozen=True):

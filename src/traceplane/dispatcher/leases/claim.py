@@ -21,7 +21,6 @@ from traceplane.errors import Conflict, Forbidden
 from traceplane.model.positions import execution_position
 from traceplane.postgres import tasks
 from traceplane.postgres.database import Database, Transaction
-from traceplane.postgres.dataset_retention import DroppedRead
 from traceplane.postgres.tasks import Claimed, LeaseFence, LeaseRequest
 from traceplane.secrets.vault import Denied, Handed, JobNeeds, Lookup
 from traceplane.wire.scalars import Scope
@@ -184,17 +183,8 @@ class Claims:
             await send_files(tx, held.claimed, entry, request.input_index, push)
 
 
-async def _cancel(tx: Transaction, not_computable: Mapping[UUID, DroppedRead]) -> None:
-    """Ends tasks that would read what was dropped, and says why."""
-    errors = {
-        task_id: TaskError(
-            "task.input_dropped",
-            f"{dropped.dataset_id} has dropped {dropped.scope}, which it reads",
-            value=dropped.scope,
-            next_step="compute what was dropped again with `traceplane backfill`, then retry the task",
-        )
-        for task_id, dropped in not_computable.items()
-    }
+async def _cancel(tx: Transaction, errors: Mapping[UUID, TaskError]) -> None:
+    """Ends tasks that would read what is gone, and says why."""
     await tasks.mark_not_computable(tx, errors)
     first = next(iter(errors.values())).message
     telemetry.emit("task.input_dropped", "warning", tasks=len(errors), message=first)

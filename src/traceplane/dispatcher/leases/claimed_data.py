@@ -28,9 +28,8 @@ from traceplane.model.row_positions import PositionColumn, ValueRange
 from traceplane.postgres import commits, dataset_retention, events, executions, generation_schemas, scopes
 from traceplane.postgres.commits import LiveCommit, ReadRange, WholeRead
 from traceplane.postgres.database import Transaction
-from traceplane.postgres.dataset_retention import DroppedRead
 from traceplane.postgres.tasks import Claimed
-from traceplane.wire.tasks import ColumnSchema, HotInput, InputFile, PipelineRun
+from traceplane.wire.tasks import ColumnSchema, HotInput, InputFile, PipelineRun, TaskError
 
 _RESUMED_CURSORS = 2048
 FILES_PER_PIECE = 5_000
@@ -56,8 +55,8 @@ class ClaimedData:
     emissions: dict[UUID, str] = field(default_factory=dict)
     resume: dict[UUID, list[Word]] = field(default_factory=dict)
     executions: dict[UUID, PipelineRun] = field(default_factory=dict)
-    not_computable: dict[UUID, DroppedRead] = field(default_factory=dict)
-    """Tasks that would read what an input has dropped."""
+    not_computable: dict[UUID, TaskError] = field(default_factory=dict)
+    """Tasks that would read what an input has dropped, or what was deleted since the moment that they read."""
 
 
 async def gather(tx: Transaction, claimed: Sequence[Claimed], jobs: Mapping[UUID, JobEntry]) -> ClaimedData:
@@ -106,6 +105,7 @@ async def _inputs(
     ]
     reads = await _reads(tx, scoped, jobs)
     live = await _live(tx, scoped, reads, jobs)
+    await _forgotten(tx, scoped, jobs, data)
     input_commits = {
         (c.task_id, number): [(commit, positions) for commit in found or ()]
         for (c, number, positions), found in zip(scoped, live, strict=True)
@@ -178,7 +178,8 @@ def _asked(entry: JobEntry, number: int, task: Claimed, types: Mapping[str, str]
     """Which files of an input a task needs, as far as their statistics show it."""
     columns = asked_columns(entry.payload.inputs[number].where, types)
     times = _times(entry.edges[number], task, types)
-    if times is not None and (column := entry.edges[number].read.time_column) in types:
+    column = entry.edges[number].read.time_column
+    if times is not None and column is not None and column in types:
         columns.append(AskedColumn(column, types[column], (times,), before=True))
     return pruning.asked(columns)
 
@@ -286,7 +287,37 @@ async def _dropped(
     ]
     ranges = [(generation, positions) for _, generation, positions in asked]
     for place, dropped in (await dataset_retention.dropped_reads(tx, ranges)).items():
-        data.not_computable[asked[place][0].task_id] = dropped
+        data.not_computable[asked[place][0].task_id] = TaskError(
+            "task.input_dropped",
+            f"{dropped.dataset_id} has dropped {dropped.scope}, which it reads",
+            value=dropped.scope,
+            next_step="compute what was dropped again with `traceplane backfill`, then retry the task",
+        )
+
+
+async def _forgotten(
+    tx: Transaction,
+    scoped: Sequence[tuple[Claimed, int, Range | None]],
+    jobs: Mapping[UUID, JobEntry],
+    data: ClaimedData,
+) -> None:
+    """Finds the tasks that read as of a moment of which retention deleted rows while they waited."""
+    pinned = [
+        (c.task_id, jobs[c.job_id].row_generations[number], at)
+        for c, number, _ in scoped
+        if (at := jobs[c.job_id].as_of) is not None
+    ]
+    if not pinned:
+        return
+    asked = [(generation, at) for _, generation, at in pinned]
+    for place, (dataset_id, until) in (await commits.forgotten_since(tx, asked)).items():
+        task_id, _, at = pinned[place]
+        data.not_computable[task_id] = TaskError(
+            "query.history_gone",
+            f"rows of {dataset_id} that were replaced up to {until.isoformat()} were deleted while it waited",
+            value=at.isoformat(),
+            next_step="ask again, for a later time",
+        )
 
 
 async def _positions_by_time(

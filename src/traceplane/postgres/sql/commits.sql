@@ -150,6 +150,14 @@ select c.commit_id, c.range_start, c.range_end,
 from (select $3::text::jsonpath as asked offset 0) a cross join shown s join dataset_commits c using (commit_id)
 where a.asked is null or jsonb_path_exists(c.files, a.asked)
 
+-- name: forgotten_since
+-- Which of these generations can no longer be read as of a time: rows that were live then have been deleted since.
+select n.ord::int as ord, d.dataset_id, k.forgotten_until
+from unnest($1::uuid[], $2::timestamptz[]) with ordinality as n (generation_id, at, ord)
+join generation_cursors k using (generation_id) join generations g using (generation_id)
+join datasets d using (dataset_uuid)
+where n.at < k.forgotten_until
+
 -- name: record_reads
 -- The newest commit that the attempt of a task read of an input that it reads as a whole; null: there was none.
 insert into task_reads (task_id, input_index, generation_id, commit_id)

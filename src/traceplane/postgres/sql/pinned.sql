@@ -111,8 +111,8 @@ from shown where row_count > 0 or not $3 order by range_start, commit_id
 -- rows than Postgres to find them. Most commits have one file with rows; for the others the path is null.
 select coalesce(array_agg(commit_id), '{}') as ids, coalesce(array_agg(range_start), '{}') as firsts,
        coalesce(array_agg(range_end), '{}') as lasts, coalesce(array_agg(path), '{}') as paths,
-       coalesce(array_agg(bytes), '{}') as bytes
-from (select commit_id, range_start, range_end, bytes, case when jsonb_array_length(files) = 1 and files->0->'rows' <> '0'
+       coalesce(array_agg(bytes), '{}') as bytes, coalesce(array_agg(row_count), '{}') as rows
+from (select commit_id, range_start, range_end, bytes, row_count, case when jsonb_array_length(files) = 1 and files->0->'rows' <> '0'
              then files->0->>'path' end as path
       from dataset_commits where generation_id = $1 and superseded_by is null order by range_start, commit_id) c
 
@@ -127,7 +127,7 @@ from (select commit_id, range_start, range_end, jsonb_array_length(files) as fil
 -- name: live_paths
 -- The files of a generation's live commits. Most commits have one, which is found without a subquery. Files without rows
 -- are left out: no query needs them, and one that has no columns either cannot be opened.
-select commit_id, range_start, range_end, bytes, case when jsonb_array_length(files) = 1 and files->0->'rows' <> '0'
+select commit_id, range_start, range_end, bytes, row_count, case when jsonb_array_length(files) = 1 and files->0->'rows' <> '0'
     then array[files->0->>'path']
   else array(select f.file->>'path' from jsonb_array_elements(files) with ordinality f (file, n)
              where f.file->'rows' <> '0' order by f.n) end as paths
@@ -135,7 +135,7 @@ from dataset_commits where generation_id = $1 and superseded_by is null
 
 -- name: paths
 -- The same of single commits.
-select commit_id, range_start, range_end, bytes, case when jsonb_array_length(files) = 1 and files->0->'rows' <> '0'
+select commit_id, range_start, range_end, bytes, row_count, case when jsonb_array_length(files) = 1 and files->0->'rows' <> '0'
     then array[files->0->>'path']
   else array(select f.file->>'path' from jsonb_array_elements(files) with ordinality f (file, n)
              where f.file->'rows' <> '0' order by f.n) end as paths
