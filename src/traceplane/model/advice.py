@@ -46,6 +46,7 @@ _PASSING = {
     "sandbox.lost": "",
     "sandbox.setup_failed": "look at the worker if it recurs",
     "spark.not_shown": "",
+    "task.files_cut_short": "",
     "task.stale": "",
     "service.unreachable": "check that it is running; the call may be retried",
     "object_store.unavailable": "check its endpoint or disk; tasks are retried",

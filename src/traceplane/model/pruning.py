@@ -7,6 +7,7 @@ way; not single-precision floats, which are rounded, nor decimals, whose bounds 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -110,7 +111,7 @@ def _stored(value: Literal | None, type_: str) -> str | None:
         case None:
             return None
         case _:
-            return msgspec.json.encode(comparable).decode()
+            return json.dumps(comparable)  # of any size
 
 
 def _quoted(text: str) -> str:

@@ -242,7 +242,7 @@ async def send_files(
     positions_by_time = await _positions_by_time(tx, [task], jobs)
     assert task.range_start is not None
     assert task.range_end is not None
-    found = (
+    found: Sequence[Range | None] = (
         positions_by_time[task.task_id, number]
         if job.edges[number].read.time_column is not None
         else [job.reads(number, (task.range_start, task.range_end))]
