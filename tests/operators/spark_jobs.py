@@ -56,6 +56,13 @@ def slowly(batches, seconds: float):
     yield from batches
 
 
+def for_a_long_time(numbers: DataFrame, config) -> DataFrame:
+    """Reads, and reads and writes again when a while has passed."""
+    assert numbers.count() == 100
+    time.sleep(config["seconds"])
+    return numbers.filter("n >= 0")
+
+
 def kills_itself_once(numbers: DataFrame, config, task: OperatorTask) -> DataFrame:
     """The process of the first attempt dies while Spark works for it."""
     if task.attempt == 1:

@@ -210,17 +210,7 @@ async def test_nothing_is_written_beside_the_prefix_and_nothing_twice(
 ) -> None:
     others = await on_s3.put(OTHERS, 0)
     task = await on_s3.task(await on_s3.put(GENERATION, 0))
-    access = task.output.access
-    target = bucket_writer.Target(
-        BUCKET,
-        task.output.prefix,
-        access.access_key,
-        access.secret_key,
-        access.session_token,
-        access.region,
-        access.endpoint_url,
-        b"",
-    )
+    target = bucket_files.target_of(task.output, pa.schema([]))
     bucket_writer._put(target, f"{task.output.prefix}x", memoryview(b"first"))
     for key in (f"data/{others}", f"data/{GENERATION}/x", "x"):
         with pytest.raises(RuntimeError, match="TRACEPLANE_NOT_STORED HTTP 403"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from traceplane.errors import InvalidInput, PlatformError
-from traceplane.spark import s3_jars
+from traceplane.spark import credentials_jar, s3_jars
 from traceplane.spark.s3_jars import Jar
 
 
@@ -16,6 +16,9 @@ from traceplane.spark.s3_jars import Jar
 def one_jar(monkeypatch: pytest.MonkeyPatch) -> Jar:
     jar = Jar("group", "thing", "1.0", hashlib.sha256(b"content").hexdigest())
     monkeypatch.setattr(s3_jars, "needed", lambda: [jar])
+    monkeypatch.setattr(
+        credentials_jar, "make", lambda folder: credentials_jar.path_in(folder).write_bytes(b"")
+    )
     return jar
 
 
@@ -36,11 +39,12 @@ def test_a_jar_with_another_content_is_neither_loaded_nor_copied(one_jar: Jar, t
     (source / one_jar.name).write_bytes(b"other")
     with pytest.raises(PlatformError, match=r"spark\.jar_altered"):
         s3_jars.copy(source, folder)
+    credentials_jar.path_in(source).write_bytes(b"")
     with pytest.raises(PlatformError, match=r"spark\.jar_altered"):
         s3_jars.installed(source)
     (source / one_jar.name).write_bytes(b"content")
     assert s3_jars.copy(source, folder) == 1
-    assert s3_jars.installed(folder) == ((folder / one_jar.name).resolve(),)
+    assert s3_jars.installed(folder)[0] == (folder / one_jar.name).resolve()
     assert s3_jars.copy(source, folder) == 0
 
 

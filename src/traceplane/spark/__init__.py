@@ -5,6 +5,7 @@ side: they import nothing of the platform.
 
     classes              a class data archive of Spark, which each start maps into memory
     command              how Spark's Java is called: its settings, options and environment
+    credentials_jar      the platform's own class for Spark's Java, and how it is compiled
     frames               messages between a worker and the launcher
     launcher             starts the server confined, and ends it with everything that it started
     launcher_connection  the worker's end of the launcher's control socket

@@ -1,7 +1,8 @@
 """The jars with which Spark reads and writes S3: which they are, where they are, and how they get there.
 
 They are not on PyPI, so `traceplane spark jars` fetches them from Maven Central with the `mvn` client, or takes them
-from a folder. `s3_jars.txt` names each with its version and checksum; nothing else is loaded.
+from a folder. `s3_jars.txt` names each with its version and checksum. One more, with a class of the platform's own, is
+made from its source (`credentials_jar`). Nothing else is loaded.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from traceplane.errors import InvalidInput, PlatformError
+from traceplane.spark import credentials_jar
 
 _LIST = Path(__file__).with_suffix(".txt")
 _SECONDS = 900
@@ -44,18 +46,20 @@ def installed(folder: Path) -> tuple[Path, ...]:
     """The jars in a folder. Raises if one is missing or is another."""
     folder = folder.resolve()
     jars = needed()
+    own = credentials_jar.path_in(folder)
     missing = [jar.name for jar in jars if not (folder / jar.name).is_file()]
+    missing += [] if own.is_file() else [own.name]
     if missing:
         raise InvalidInput(
             "spark.jars_missing",
-            f"Spark needs {len(jars)} jars to read S3, and {len(missing)} of them are not in the folder,"
+            f"Spark needs {len(jars) + 1} jars to read S3, and {len(missing)} of them are not in the folder,"
             f" {missing[0]} among them",
             value=str(folder),
             next_step="run `traceplane spark jars`, set spark_jars to a folder that has them, or unset s3_task_role",
         )
     for jar in jars:
         _check(jar, folder / jar.name)
-    return tuple(folder / jar.name for jar in jars)
+    return (*(folder / jar.name for jar in jars), own)
 
 
 def fetch(folder: Path) -> int:
@@ -66,6 +70,7 @@ def fetch(folder: Path) -> int:
         with TemporaryDirectory(dir=folder, prefix="fetching-") as draft:
             _run_maven(missing, Path(draft))
             _take(missing, Path(draft), folder)
+    credentials_jar.make(folder)
     return len(missing)
 
 
@@ -74,6 +79,7 @@ def copy(source: Path, folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     missing = [jar for jar in needed() if not _is_there(jar, folder)]
     _take(missing, source, folder)
+    credentials_jar.make(folder)
     return len(missing)
 
 

@@ -36,6 +36,7 @@ from traceplane.worker.direct_store import DirectStore
 from traceplane.worker.dispatcher_client import DispatcherClient, patiently
 from traceplane.worker.environment_cache import EnvironmentCache
 from traceplane.worker.intake import Identity, Intake, LocalIntake, QueueIntake
+from traceplane.worker.renewals import Renewals
 from traceplane.worker.sandboxed_operators import SandboxedOperators
 from traceplane.worker.store_on_disk import StoreOnDisk
 from traceplane.worker.wrapper import Wrapper
@@ -64,12 +65,15 @@ class _Worker:
     intake: Intake
     spark: SparkServers | OneRemoteSpark | None
     online_spark: SparkServers | None
+    renewals: Renewals | None
     drain_seconds: float
 
     async def work(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         loops = {"spark": self.spark.keep_running(stop)} if self.spark is not None else {}
         if self.online_spark is not None:
             loops["online_spark"] = self.online_spark.tend(stop)
+        if self.renewals is not None:
+            loops["renewals"] = self.renewals.serve(stop)
         await task_group(
             stop,
             grace=self.drain_seconds + 30.0,
@@ -115,7 +119,8 @@ async def _start(settings: Settings, name: str, opened: contextlib.AsyncExitStac
     )
     wrapper = _wrapper(settings, runtime, client, intake, attempts, store)
     telemetry.emit("worker.ready", runtime=name, isolation=list(sandboxes.layers))
-    return _Worker(wrapper, intake, spark, online_spark, settings.worker_drain_seconds)
+    renewals = store.direct.renewals if store.direct is not None else None
+    return _Worker(wrapper, intake, spark, online_spark, renewals, settings.worker_drain_seconds)
 
 
 def _queued_runtime(settings: Settings, name: str) -> Runtime:
@@ -232,7 +237,8 @@ async def _store(settings: Settings, runtime: Runtime, opened: contextlib.AsyncE
     opened.push_async_callback(cache.close)
     direct = None
     if _is_direct(settings, runtime):
-        direct = DirectStore(bucket, most_seconds=settings.s3_task_seconds)
+        renewals = Renewals(*settings.s3_renewals) if settings.s3_renewals is not None else None
+        direct = DirectStore(bucket, most_seconds=settings.s3_task_seconds, renewals=renewals)
         await direct.check()
     return StoreOnDisk(inputs=cache.files, outputs=cache.outputs, cache=cache, direct=direct)
 

@@ -71,7 +71,9 @@ class SandboxedOperators:
             sandbox = await self._sandboxes.for_job(network=job.network or operator.network)
             borrowed = None
             if spark is not None and self._store.direct is not None and lends(operator):
-                borrowed = await self._store.direct.lend(held.task, job, held.local)
+                borrowed = await during.enter_async_context(
+                    self._store.direct.lent(held.task, job, held.local)
+                )
             # No await from here to the run: the payload names the server that gets access to its folders.
             assignment = self._assignment(held, operator, code, spark, environment, borrowed)
 
