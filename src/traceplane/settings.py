@@ -127,7 +127,11 @@ class Settings:
     spark_conf: tuple[str, ...] = ()
     """Properties of Spark, such as `spark.driver.host=10.0.0.5`: what a cluster needs, resources, history."""
     spark_remote: str | None = None
-    """A Spark Connect server, `sc://host:port`, that a worker uses instead of starting its own."""
+    """A Spark Connect server, `sc://host:port/;use_ssl=true;token=…`, that a worker uses instead of one of its own."""
+    spark_remote_ca: Path | None = None
+    """Certificates in PEM, of which one has signed that server's; unset: those that the system trusts."""
+    spark_ui_url: str | None = None
+    """Where Spark's own interface, or its history server, shows an application: a URL with `{application}` in it."""
     spark_memory_mb: int = 1024
     """Heap of a worker's Spark server."""
     spark_disk_mb: int = 65536
@@ -848,6 +852,29 @@ def _check_spark(settings: Settings) -> None:
             "s3_renewal_address must be the host and the port of a worker, without a scheme",
             value=address,
             next_step="for example 10.0.0.5:7480",
+        )
+    if (url := settings.spark_ui_url) is not None and not _HTTP_URL.fullmatch(
+        url.replace("{application}", "")
+    ):
+        raise InvalidInput(
+            "settings.invalid",
+            "spark_ui_url must be the address of a page, in which {application} is replaced",
+            value=url,
+            next_step="for example http://spark-history.internal:18080/history/{application}/jobs/",
+        )
+    if settings.s3_task_role is not None and settings.object_bucket is None:
+        raise InvalidInput(
+            "settings.invalid",
+            "s3_task_role is set, and the object store is not in S3",
+            value=settings.s3_task_role,
+            next_step="set object_store to s3://bucket/prefix, or unset s3_task_role",
+        )
+    if settings.s3_renewal_address is not None and settings.s3_task_role is None:
+        raise InvalidInput(
+            "settings.invalid",
+            "s3_renewal_address is set, and there is no s3_task_role whose credentials could be renewed",
+            value=settings.s3_renewal_address,
+            next_step="set s3_task_role, or unset s3_renewal_address",
         )
     low, high = _TASK_SECONDS
     if not low <= settings.s3_task_seconds <= high:

@@ -120,6 +120,13 @@ def steals(numbers: DataFrame, spark, config) -> DataFrame:
     return spark.read.text(config["path"]).selectExpr("length(value) as n")
 
 
+def settings_of_spark(numbers: DataFrame, spark, task: OperatorTask) -> DataFrame:
+    """Which server the task has, and into how many parts it shuffles."""
+    partitions = int(spark.conf.get("spark.sql.shuffle.partitions"))
+    rows = [(task.scope.position, spark.conf.get("spark.app.id"), partitions)]
+    return spark.createDataFrame(rows, "block bigint, server string, partitions bigint")
+
+
 def takes_seconds(numbers: DataFrame, config) -> DataFrame:
     seconds = config["seconds"]
 

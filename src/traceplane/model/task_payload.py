@@ -122,6 +122,10 @@ class SparkAccess:
     """The modules of the job's own bundle, which Spark's Python processes need too."""
     python: str | None = None
     """What starts Spark's Python processes with the packages that the job needs; None: it needs no others."""
+    shuffle_partitions: int | None = None
+    """None: as many as the server has."""
+    authorities: str | None = None
+    """Certificates that the server is trusted by; None: those of the system."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 
 from traceplane.errors import InvalidInput, PlatformError
 from traceplane.spark import credentials_jar
+from traceplane.spark.command import spark_home
 
 _LIST = Path(__file__).with_suffix(".txt")
 _SECONDS = 900
@@ -42,6 +43,23 @@ def needed() -> list[Jar]:
     return [Jar(*line) for line in lines if line]
 
 
+def hadoop_version() -> str:
+    return next(jar.version for jar in needed() if jar.artifact == "hadoop-aws")
+
+
+def _check_hadoop() -> None:
+    """The jars call what is inside Spark's own Hadoop."""
+    bundled = sorted((spark_home() / "jars").glob("hadoop-client-api-*.jar"))
+    found = bundled[0].stem.removeprefix("hadoop-client-api-") if bundled else "none"
+    if found != hadoop_version():
+        raise InvalidInput(
+            "spark.wrong_hadoop",
+            f"the installed Spark has Hadoop {found}, and the jars for S3 are of {hadoop_version()}",
+            value=str(spark_home()),
+            next_step="install the version of pyspark that Traceplane names, or unset s3_task_role",
+        )
+
+
 def installed(folder: Path) -> tuple[Path, ...]:
     """The jars in a folder. Raises if one is missing or is another."""
     folder = folder.resolve()
@@ -57,6 +75,7 @@ def installed(folder: Path) -> tuple[Path, ...]:
             value=str(folder),
             next_step="run `traceplane spark jars`, set spark_jars to a folder that has them, or unset s3_task_role",
         )
+    _check_hadoop()
     for jar in jars:
         _check(jar, folder / jar.name)
     return (*(folder / jar.name for jar in jars), own)

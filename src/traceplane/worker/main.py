@@ -26,7 +26,7 @@ from traceplane.sandbox.frames import Reach, ReachSpark
 from traceplane.sandbox.sandbox_settings import NO_NETWORK, SandboxSettings
 from traceplane.sandbox.sandboxes import Sandboxes
 from traceplane.settings import Settings, checked_code_paths
-from traceplane.spark import s3_jars
+from traceplane.spark import remote, s3_jars
 from traceplane.spark.command import SparkSettings
 from traceplane.spark.servers import OneRemoteSpark, SparkServers
 from traceplane.wire.tasks import Resources
@@ -113,6 +113,7 @@ async def _start(settings: Settings, name: str, opened: contextlib.AsyncExitStac
         environments=environments,
         spark=spark,
         online_spark=online_spark,
+        spark_ui_url=settings.spark_ui_url,
     )
     attempts = Attempts(
         client=client, operators=operators, store=store, decoders=decoders, watched_files=watched_files
@@ -258,7 +259,10 @@ async def _spark(
     settings: Settings, runtime: Runtime, store: StoreOnDisk, opened: contextlib.AsyncExitStack
 ) -> SparkServers | OneRemoteSpark:
     if settings.spark_remote is not None:
-        return OneRemoteSpark(settings.spark_remote)
+        address = remote.checked(settings.spark_remote, settings.spark_remote_ca)
+        renews = store.direct is not None and store.direct.renewals is not None
+        await remote.check_server(address, uses_bucket=store.direct is not None, renews=renews)
+        return OneRemoteSpark(address)
     servers = await SparkServers.start(
         replace(
             _spark_settings(settings, store),
