@@ -55,6 +55,27 @@ def large(task: OperatorTask) -> None:
             write(pa.table([numbers, blobs.cast(pa.binary()), picked], schema=schema))
 
 
+BLOB_BYTES = 400
+
+
+def blobs(task: OperatorTask) -> None:
+    """Rows that no codec makes smaller, so that bytes of files have to pass."""
+    schema = pa.schema([("n", pa.int64()), ("blob", pa.binary())])
+    rows = int(task.config["rows"])
+    draw = np.random.default_rng(2)
+    with task.open_writer("blobs", schema) as write:
+        for first in range(0, rows, _PIECE):
+            count = min(_PIECE, rows - first)
+            bits = pa.py_buffer(draw.bytes(count * BLOB_BYTES))
+            made = pa.FixedSizeBinaryArray.from_buffers(pa.binary(BLOB_BYTES), count, [None, bits])
+            write(pa.table([np.arange(first, first + count), made.cast(pa.binary())], schema=schema))
+
+
+def hashed(blobs: DataFrame) -> DataFrame:
+    """All rows, all columns, and a hash that takes a while."""
+    return blobs.withColumn("hash", F.sha2(F.col("blob"), 256))
+
+
 def through(large: DataFrame) -> DataFrame:
     """All rows, all columns, one more."""
     return large.withColumn("hashed", F.xxhash64("blob", "text"))

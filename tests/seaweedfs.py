@@ -21,11 +21,63 @@ READ_ROLE = "arn:aws:iam::000000000000:role/readers"
 TASK_ROLE = "arn:aws:iam::000000000000:role/tasks"
 
 
+class SeaweedFS:
+    """The user `platform` may do everything, and assume the roles `readers`, which may read, and `tasks`, which may
+    write too. What it has is in a folder, so it can be killed and started again."""
+
+    def __init__(self, folder: Path, *, session: str = "1h", sts: bool = True) -> None:
+        """A role's `session` is never longer than that, whatever is asked for; without `sts` there are no roles."""
+        (folder / "data").mkdir(parents=True)
+        _configure(folder, session)
+        self._folder, self._sts = folder, sts
+        self._ports = {name: _port() for name in ("master.port", "volume.port", "filer.port", "s3.port")}
+        self.port = self._ports["s3.port"]
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        folder = self._folder
+        with (folder / "log").open("ab") as log:
+            self._server = subprocess.Popen(
+                [
+                    *(str(Path(sys.executable).with_name("weed")), "server", f"-dir={folder / 'data'}"),
+                    *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-volume.preStopSeconds=1"),
+                    f"-s3.config={folder / 's3.json'}",
+                    *([f"-s3.iam.config={folder / 'iam.json'}"] if self._sts else []),
+                    *("-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=64"),
+                    *(f"-{name}={number}" for name, number in self._ports.items()),
+                ],
+                env={"PATH": os.defpath, "HOME": str(folder)},
+                cwd=folder,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                preexec_fn=die_with_parent,
+            )
+        deadline = time.monotonic() + 120
+        while not _answers(self.port):
+            assert self._server.poll() is None, (folder / "log").read_text()[-3000:]
+            assert time.monotonic() < deadline, "SeaweedFS does not answer"
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+
+
 @contextlib.contextmanager
-def seaweedfs(folder: Path) -> Iterator[str]:
-    """Its address. The user `platform` may do everything, and assume the roles `readers`, which may read, and `tasks`,
-    which may write too."""
-    (folder / "data").mkdir(parents=True)
+def seaweedfs(folder: Path, *, session: str = "1h", sts: bool = True) -> Iterator[str]:
+    """Its address."""
+    server = SeaweedFS(folder, session=session, sts=sts)
+    try:
+        server.start()
+        yield server.endpoint
+    finally:
+        server.kill()
+
+
+def _configure(folder: Path, session: str) -> None:
     identity = {
         "name": "platform",
         "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
@@ -41,7 +93,7 @@ def seaweedfs(folder: Path) -> Iterator[str]:
     }
     iam = {
         "sts": {
-            "tokenDuration": "1h",
+            "tokenDuration": session,
             "maxSessionLength": "12h",
             "issuer": "seaweedfs-sts",
             "signingKey": "dGVzdC1zaWduaW5nLWtleS0zMi1jaGFyYWN0ZXJzLWxvbmc=",
@@ -62,34 +114,6 @@ def seaweedfs(folder: Path) -> Iterator[str]:
         ],
     }
     (folder / "iam.json").write_text(json.dumps(iam))
-    port = _port()
-    ports = {"master.port": _port(), "volume.port": _port(), "filer.port": _port(), "s3.port": port}
-    log = (folder / "log").open("wb")
-    server = subprocess.Popen(
-        [
-            *(str(Path(sys.executable).with_name("weed")), "server", f"-dir={folder / 'data'}"),
-            *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-volume.preStopSeconds=1"),
-            *(f"-s3.config={folder / 's3.json'}", f"-s3.iam.config={folder / 'iam.json'}"),
-            *("-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=64"),
-            *(f"-{name}={number}" for name, number in ports.items()),
-        ],
-        env={"PATH": os.defpath, "HOME": str(folder)},
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=log,
-        preexec_fn=die_with_parent,
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while not _answers(port):
-            assert server.poll() is None, (folder / "log").read_text()[-3000:]
-            assert time.monotonic() < deadline, "SeaweedFS does not answer"
-            time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
-        log.close()
 
 
 def _port() -> int:

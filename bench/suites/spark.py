@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from bench import ours_control, results, spark_backfill, spark_memory
+from bench import ours_control, results, spark_backfill, spark_memory, spark_on_s3
 from bench.peers import measure
 from bench.postgres_server import running_postgres
 from bench.spark_operators import busy, small
@@ -92,6 +92,7 @@ def run(progress: Progress) -> list[results.Row]:
             by_hand, ours = asyncio.run(_measure(server.fresh_database(), Path(folder), progress))
             others = spark_backfill.run(server.fresh_database(), progress)
             others += spark_memory.run(server.fresh_database(), progress)
+            others += spark_on_s3.run(server.fresh_database, progress)
     lower = [
         ("10 s Spark job, event to commit", "s", ours["heavy"], "script", by_hand["heavy"], 1 / 1.05),
         ("small task, beyond the script's", "ms", max(0.1, ours["single"] - by_hand["single"]), "target", 30.0, 1.0),

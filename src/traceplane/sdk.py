@@ -116,7 +116,7 @@ class OperatorTask:
         output_folders: Mapping[str, str],
         temp_dir: str,
         stream: Stream | None = None,
-        on_progress: Callable[[int, int, int], None] | None = None,
+        on_progress: Callable[[int, int, int, str], None] | None = None,
         inline_bytes: int = 0,
         mark: str = "",
     ) -> None:
@@ -381,10 +381,10 @@ class OperatorTask:
         pairs = "".join(f" {key}={value!r}" for key, value in fields.items())
         print(f"{level}: {message}{pairs}".replace("\n", "\\n"), file=sys.stdout, flush=True)
 
-    def report_progress(self, stages: int, tasks: int, done: int) -> None:
+    def report_progress(self, stages: int, tasks: int, done: int, application: str = "") -> None:
         """Report the progress of the operator's Spark job; sent with the task's heartbeats."""
         if self._on_progress is not None:
-            self._on_progress(stages, tasks, done)
+            self._on_progress(stages, tasks, done, application)
 
     def write_returned(self, returned: Any) -> None:
         """Write the operator's return value: nothing, rows by output name, or the rows of its one output."""

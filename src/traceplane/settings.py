@@ -38,6 +38,7 @@ _SPARK_PROPERTY = re.compile(
     r"spark\.(?!connect\.|hadoop\.fs\.s3a\.|jars=|master=|authenticate)[A-Za-z0-9_.-]+=[^\n]*"
 )
 _TASK_SECONDS = (900, 43_200)
+_ADDRESS = re.compile(r"[A-Za-z0-9.-]+:(?!\d{6})\d{1,5}")
 _PART_OF_A_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _HTTP_URL = re.compile(
     r"https?://(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[a-zA-Z0-9.-]+))(?::[0-9]+)?(?:/[^\\@]*)?"
@@ -60,7 +61,9 @@ class Settings:
     s3_task_role: str | None = None
     """The role whose credentials, cut down to a task's files, Spark's executors get; unset: workers transfer files."""
     s3_task_seconds: int = 3600
-    """How long these credentials may last, and with them a task: at most the role's maximum session."""
+    """How long these credentials may last: at most the role's maximum session. Longer tasks renew them."""
+    s3_renewal_address: str | None = None
+    """`10.0.0.5:7480`: an address of a worker at which executors renew them; unset: no task lasts longer than they."""
     object_cache: Path | None = None
     """Local files of a worker whose object store is in S3; unset: a folder under `home`."""
     object_cache_mb: int = 10_240
@@ -124,7 +127,11 @@ class Settings:
     spark_conf: tuple[str, ...] = ()
     """Properties of Spark, such as `spark.driver.host=10.0.0.5`: what a cluster needs, resources, history."""
     spark_remote: str | None = None
-    """A Spark Connect server, `sc://host:port`, that a worker uses instead of starting its own."""
+    """A Spark Connect server, `sc://host:port/;use_ssl=true;token=…`, that a worker uses instead of one of its own."""
+    spark_remote_ca: Path | None = None
+    """Certificates in PEM, of which one has signed that server's; unset: those that the system trusts."""
+    spark_ui_url: str | None = None
+    """Where Spark's own interface, or its history server, shows an application: a URL with `{application}` in it."""
     spark_memory_mb: int = 1024
     """Heap of a worker's Spark server."""
     spark_disk_mb: int = 65536
@@ -295,6 +302,14 @@ class Settings:
     def spark_properties(self) -> tuple[tuple[str, str], ...]:
         parts = (text.partition("=") for text in self.spark_conf)
         return tuple((name, value) for name, _, value in parts)
+
+    @property
+    def s3_renewals(self) -> tuple[str, int] | None:
+        """Host and port at which a worker's credentials are renewed."""
+        if self.s3_renewal_address is None:
+            return None
+        host, _, port = self.s3_renewal_address.rpartition(":")
+        return host, int(port)
 
     @property
     def spark_jars_folder(self) -> Path:
@@ -831,6 +846,36 @@ def _check_spark(settings: Settings) -> None:
                 value=text.partition("=")[0],  # the rest may be a password
                 next_step="for example spark.driver.host=10.0.0.5",
             )
+    if (address := settings.s3_renewal_address) is not None and not _ADDRESS.fullmatch(address):
+        raise InvalidInput(
+            "settings.invalid",
+            "s3_renewal_address must be the host and the port of a worker, without a scheme",
+            value=address,
+            next_step="for example 10.0.0.5:7480",
+        )
+    if (url := settings.spark_ui_url) is not None and not _HTTP_URL.fullmatch(
+        url.replace("{application}", "")
+    ):
+        raise InvalidInput(
+            "settings.invalid",
+            "spark_ui_url must be the address of a page, in which {application} is replaced",
+            value=url,
+            next_step="for example http://spark-history.internal:18080/history/{application}/jobs/",
+        )
+    if settings.s3_task_role is not None and settings.object_bucket is None:
+        raise InvalidInput(
+            "settings.invalid",
+            "s3_task_role is set, and the object store is not in S3",
+            value=settings.s3_task_role,
+            next_step="set object_store to s3://bucket/prefix, or unset s3_task_role",
+        )
+    if settings.s3_renewal_address is not None and settings.s3_task_role is None:
+        raise InvalidInput(
+            "settings.invalid",
+            "s3_renewal_address is set, and there is no s3_task_role whose credentials could be renewed",
+            value=settings.s3_renewal_address,
+            next_step="set s3_task_role, or unset s3_renewal_address",
+        )
     low, high = _TASK_SECONDS
     if not low <= settings.s3_task_seconds <= high:
         raise InvalidInput(

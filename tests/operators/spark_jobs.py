@@ -56,6 +56,13 @@ def slowly(batches, seconds: float):
     yield from batches
 
 
+def for_a_long_time(numbers: DataFrame, config) -> DataFrame:
+    """Reads, and reads and writes again when a while has passed."""
+    assert numbers.count() == 100
+    time.sleep(config["seconds"])
+    return numbers.filter("n >= 0")
+
+
 def kills_itself_once(numbers: DataFrame, config, task: OperatorTask) -> DataFrame:
     """The process of the first attempt dies while Spark works for it."""
     if task.attempt == 1:
@@ -111,6 +118,13 @@ def not_a_frame(numbers: DataFrame) -> int:
 def steals(numbers: DataFrame, spark, config) -> DataFrame:
     """Whatever Spark can be made to read of what it must not."""
     return spark.read.text(config["path"]).selectExpr("length(value) as n")
+
+
+def settings_of_spark(numbers: DataFrame, spark, task: OperatorTask) -> DataFrame:
+    """Which server the task has, and into how many parts it shuffles."""
+    partitions = int(spark.conf.get("spark.sql.shuffle.partitions"))
+    rows = [(task.scope.position, spark.conf.get("spark.app.id"), partitions)]
+    return spark.createDataFrame(rows, "block bigint, server string, partitions bigint")
 
 
 def takes_seconds(numbers: DataFrame, config) -> DataFrame:

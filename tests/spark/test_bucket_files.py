@@ -16,9 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 import pytest_asyncio
+from aiobotocore.session import get_session
+from botocore.exceptions import ClientError
 from pyspark.errors import PySparkException
 from pyspark.sql.connect.session import SparkSession
 
+from tests.aws import REGION
+from tests.seaweedfs import READ_ROLE, SECRET, TASK_ROLE
 from tests.spark.bucket import BUCKET, bucket, jars
 from traceplane.adapters.object_store import StoredFile
 from traceplane.adapters.object_store_s3 import S3ObjectStore
@@ -40,6 +44,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600
 
 GENERATION = f"o/{uuid4()}/{uuid4()}/{uuid4()}"
 OTHERS = f"o/{uuid4()}/{uuid4()}/{uuid4()}"
+ANONYMOUS = "org.apache.hadoop.fs.s3a.AnonymousAWSCredentialsProvider"
 COLUMNS = (SchemaColumn("n", "int64"), SchemaColumn("name", "string"))
 
 
@@ -91,6 +96,28 @@ class SparkOnS3:
 
 def _access(made: Any) -> BucketAccess:
     return BucketAccess(made.access_key, made.secret_key, made.session_token, made.region, made.endpoint_url)
+
+
+REFUSED = frozenset({"403", "AccessDenied"})
+
+
+def client_of(service: str, access: BucketAccess) -> Any:
+    return get_session().create_client(
+        service,
+        region_name=REGION,
+        endpoint_url=access.endpoint_url,
+        aws_access_key_id=access.access_key,
+        aws_secret_access_key=access.secret_key,
+        aws_session_token=access.session_token,
+    )
+
+
+async def outcome(act: Any) -> str:
+    try:
+        await act
+    except ClientError as error:
+        return str(error.response["Error"]["Code"])
+    return "done"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -194,10 +221,21 @@ def _reaches_nothing(on_s3: SparkOnS3, mine: Task, theirs: Task, beside: str) ->
         for name in vended:
             spark.conf.unset(f"spark.hadoop.{name}")
             spark.conf.unset(name)
+    # File systems of others that the server might have kept, and one that it is asked to keep.
+    assert "No AWS Credentials" in on_s3.refusal(
+        read(foreign, **(bare | {"fs.s3a.impl.disable.cache": "false"}))
+    )
+    keeping = vended | {"fs.s3a.impl.disable.cache": "false"}
+    assert "403" in on_s3.refusal(read(foreign, **keeping))
+    assert datasets.read(spark, theirs.source).count() == 100, "others do not get what it was asked to keep"
+    assert "403" in on_s3.refusal(read(foreign, **(bare | {"fs.s3a.aws.credentials.provider": ANONYMOUS})))
     # What the machine may have.
     chains = {
         "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider",
         "software.amazon.awssdk.auth.credentials.ProfileCredentialsProvider",
+        "software.amazon.awssdk.auth.credentials.ContainerCredentialsProvider",
+        "software.amazon.awssdk.auth.credentials.InstanceProfileCredentialsProvider",
+        "software.amazon.awssdk.auth.credentials.SystemPropertyCredentialsProvider",
         "org.apache.hadoop.fs.s3a.auth.IAMInstanceCredentialsProvider",
     }
     for chain in chains:
@@ -210,17 +248,7 @@ async def test_nothing_is_written_beside_the_prefix_and_nothing_twice(
 ) -> None:
     others = await on_s3.put(OTHERS, 0)
     task = await on_s3.task(await on_s3.put(GENERATION, 0))
-    access = task.output.access
-    target = bucket_writer.Target(
-        BUCKET,
-        task.output.prefix,
-        access.access_key,
-        access.secret_key,
-        access.session_token,
-        access.region,
-        access.endpoint_url,
-        b"",
-    )
+    target = bucket_files.target_of(task.output, pa.schema([]))
     bucket_writer._put(target, f"{task.output.prefix}x", memoryview(b"first"))
     for key in (f"data/{others}", f"data/{GENERATION}/x", "x"):
         with pytest.raises(RuntimeError, match="TRACEPLANE_NOT_STORED HTTP 403"):
@@ -229,3 +257,58 @@ async def test_nothing_is_written_beside_the_prefix_and_nothing_twice(
         bucket_writer._put(target, f"{task.output.prefix}x", memoryview(b"second"))
     prefix = task.output.prefix.removeprefix("data/")
     assert await on_s3.store.read(StoredFile(f"{prefix}x", 5), 0, 5) == b"first"
+
+
+async def test_a_client_of_s3_gets_no_further_with_the_credentials_of_a_task(on_s3: SparkOnS3) -> None:
+    """What operators could install: they have the credentials of their reads and writes, and a network."""
+    own, others = await on_s3.put(GENERATION, 0), await on_s3.put(OTHERS, 500)
+    task = await on_s3.task(own)
+    foreign, prefix = f"data/{others}", task.output.prefix
+    copied = {"Bucket": BUCKET, "Key": foreign}
+    for access in (task.source.access, task.output.access):
+        assert access is not None
+        async with client_of("s3", access) as s3:
+            attempts: dict[str, Any] = {
+                "reads": s3.get_object(Bucket=BUCKET, Key=foreign),
+                "asks": s3.head_object(Bucket=BUCKET, Key=foreign),
+                "lists": s3.list_objects_v2(Bucket=BUCKET, Prefix="data/o/"),
+                "lists others": s3.list_objects_v2(Bucket=BUCKET, Prefix=f"data/{OTHERS}/"),
+                "lists uploads": s3.list_multipart_uploads(Bucket=BUCKET),
+                "overwrites": s3.put_object(Bucket=BUCKET, Key=foreign, Body=b"forged"),
+                "overwrites its input": s3.put_object(Bucket=BUCKET, Key=f"data/{own}", Body=b"forged"),
+                "uploads": s3.create_multipart_upload(Bucket=BUCKET, Key=foreign),
+                "deletes": s3.delete_object(Bucket=BUCKET, Key=foreign),
+                "deletes its input": s3.delete_object(Bucket=BUCKET, Key=f"data/{own}"),
+                "copies": s3.copy_object(Bucket=BUCKET, Key=f"{prefix}copy", CopySource=copied),
+                "opens the bucket": s3.put_bucket_policy(Bucket=BUCKET, Policy="{}"),
+            }
+            outcomes = {what: await outcome(act) for what, act in attempts.items()}
+            assert {what: code for what, code in outcomes.items() if code not in REFUSED} == {}
+        async with client_of("sts", access) as sts:
+            for role in (TASK_ROLE, READ_ROLE):
+                wider = sts.assume_role(RoleArn=role, RoleSessionName="wider", DurationSeconds=900)
+                assert await outcome(wider) in REFUSED, role
+    assert {file.path for file in await on_s3.store.sizes([own, others])} == {own, others}
+
+
+async def test_the_server_has_no_credentials_that_a_query_could_find(
+    on_s3: SparkOnS3, tmp_path: Path
+) -> None:
+    """In its environment, its properties, its configuration, and in what another task has just used."""
+    task = await on_s3.task(await on_s3.put(GENERATION, 0))
+    spark = on_s3.spark
+    rows = datasets.read(spark, task.source)
+    assert await asyncio.to_thread(rows.count) == 100
+    assert task.source.access is not None
+    texts = [
+        "select java_method('java.lang.System', 'getenv', 'AWS_SECRET_ACCESS_KEY')",
+        "select java_method('java.lang.System', 'getenv', 'AWS_CONTAINER_CREDENTIALS_FULL_URI')",
+        "select java_method('java.lang.System', 'getProperty', 'aws.secretAccessKey')",
+        "select java_method('java.lang.System', 'getProperties')",
+        "set -v",
+        "set",
+    ]
+    for text in texts:
+        found = await asyncio.to_thread(lambda text=text: str(spark.sql(text).collect()))
+        for secret in (*task.source.access.secrets, *task.output.access.secrets, SECRET):
+            assert secret not in found, text

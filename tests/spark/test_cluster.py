@@ -4,70 +4,23 @@ executor, are killed while a job computes. Spark computes again what they had, a
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import pyspark
 import pytest
 
-from tests.platform import Platform, die_with_parent, until
-from tests.ports import free_port
+from tests.platform import Platform, until
 from tests.spark.conftest import SparkPlatform
 from tests.spark.spark_dags import dag, job
-from traceplane.dataplane.java import find_java
+from tests.spark.standalone import standalone
 from traceplane.postgres.embedded.databases import create_database, drop_database
 from traceplane.postgres.embedded.server import EmbeddedPostgres
 
 PATIENCE = 240.0
-
-
-@contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """Its address, and its two workers with one core each."""
-    home, java, port = Path(pyspark.__file__).parent, find_java(), free_port()
-    environment = {
-        "PATH": os.environ["PATH"],
-        "JAVA_HOME": str(java.home),
-        "SPARK_HOME": str(home),
-        "SPARK_SCALA_VERSION": "2.13",  # as its own launcher script says
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_WORKER_DIR": str(folder / "work"),
-    }
-    quick = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-    command = [str(java.executable), "-Xmx256m", *quick, *java.options, "-cp"]
-    local = ("--host", "127.0.0.1", "--webui-port", "0")
-    with contextlib.ExitStack() as stack:
-
-        def start(role: str, *words: str) -> subprocess.Popen[bytes]:
-            log = stack.enter_context(open(folder / "cluster.log", "ab"))
-            process = subprocess.Popen(
-                [*command, f"{home / 'jars'}/*", f"org.apache.spark.deploy.{role}", *local, *words],
-                env=environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-            stack.callback(_stop, process)
-            return process
-
-        address = f"spark://127.0.0.1:{port}"
-        start("master.Master", "--port", str(port))
-        small = ("--cores", "1", "--memory", "1g", address)
-        yield address, [start("worker.Worker", *small) for _ in range(2)]
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """With the executors, which are in its group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def executors(worker: subprocess.Popen[bytes]) -> list[int]:
@@ -98,8 +51,8 @@ async def test_jobs_survive_the_loss_of_an_executor_and_of_a_worker_of_the_clust
     with tempfile.TemporaryDirectory(prefix="cluster-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         folder.chmod(0o755)
-        with cluster(folder) as (address, workers):
-            settings = {"TRACEPLANE_SPARK_MASTER": address, "TRACEPLANE_WORKER_CONCURRENCY": "2"}
+        with standalone(folder) as cluster:
+            settings = {"TRACEPLANE_SPARK_MASTER": cluster.address, "TRACEPLANE_WORKER_CONCURRENCY": "2"}
             async with Platform.start(url, folder / "home", environment=settings) as platform:
                 await platform.add("spark-1", "worker", "--runtime", "spark").start()
                 spark = SparkPlatform(platform)
@@ -112,10 +65,10 @@ async def test_jobs_survive_the_loss_of_an_executor_and_of_a_worker_of_the_clust
                     await until(lambda: computing(spark, "far-out"), seconds=PATIENCE, what="a job computes")
                     if victim == "executor":
                         # A job computes with the first executor; the other worker's may still start.
-                        pid = await until(partial(executor_of, workers[1]), what="its executor runs")
+                        pid = await until(partial(executor_of, cluster.workers[1]), what="its executor runs")
                         os.kill(pid, signal.SIGKILL)
                     else:
-                        os.killpg(workers[0].pid, signal.SIGKILL)
+                        cluster.kill_worker(0)
                     assert set(await platform.settled(seconds=PATIENCE)) == {"completed"}, victim
                 assert sorted(row["n"] for row in await spark.rows("far.out")) == list(range(100, 300))
     drop_database(postgres_server, "spark_cluster")

@@ -10,6 +10,7 @@ from traceplane.auth.store import create_organization
 from traceplane.errors import PlatformError
 from traceplane.http_service.client import Caller
 from traceplane.postgres.database import Database
+from traceplane.spark.remote import RemoteAddress
 from traceplane.spark.servers import OneRemoteSpark
 from traceplane.wire.control import EmitRequest, EmitResponse, ManualEvent
 from traceplane.wire.deploys import DeployRequest, DeployResponse
@@ -47,7 +48,7 @@ async def test_organizations_share_no_server_and_find_no_trace_of_each_other(spa
 
 
 async def test_a_server_of_somebody_else_has_tasks_of_one_organization() -> None:
-    remote = OneRemoteSpark("sc://spark.example:15002")
+    remote = OneRemoteSpark(RemoteAddress("sc://spark.example:15002"))
     for job_id in ("one", "two"):
         async with remote.for_job("acme", job_id):
             pass

@@ -175,6 +175,12 @@ def test_a_source_that_a_pause_stopped_is_not_to_be_retried() -> None:
     assert "starts again when its job is resumed" in said["canceled"]
 
 
+def test_a_task_on_spark_says_where_spark_shows_it() -> None:
+    page = "http://history:18080/history/app-1/jobs/"
+    assert page in reasons(state="completed", spark_ui=page)["spark"]
+    assert "spark" not in reasons(state="completed")
+
+
 @pytest.mark.parametrize(
     ("in_outbox", "codes"), [(False, ["no_able_worker"]), (True, ["no_able_worker", "outbox"])]
 )

@@ -213,6 +213,23 @@ def test_an_invalid_setting_is_named_with_its_value(tmp_path: Path) -> None:
     assert refused.value.next_step is not None
 
 
+def test_what_spark_on_s3_needs_belongs_together() -> None:
+    bucket = {"TRACEPLANE_OBJECT_STORE": "s3://my-bucket/p"}
+    role = {"TRACEPLANE_S3_TASK_ROLE": "arn:aws:iam::1:role/tasks"}
+    for environment, named in (
+        (role, "the object store is not in S3"),
+        ({**bucket, "TRACEPLANE_S3_RENEWAL_ADDRESS": "10.0.0.5:7480"}, "there is no s3_task_role"),
+        ({**bucket, **role, "TRACEPLANE_S3_RENEWAL_ADDRESS": "http://10.0.0.5:7480"}, "without a scheme"),
+        ({**bucket, **role, "TRACEPLANE_S3_TASK_SECONDS": "60"}, "as STS has it"),
+        ({"TRACEPLANE_SPARK_CONF": "spark.hadoop.fs.s3a.access.key=x"}, "keep tasks apart"),
+        ({"TRACEPLANE_SPARK_UI_URL": "spark-history:18080"}, "address of a page"),
+    ):
+        with pytest.raises(InvalidInput, match=named):
+            load(environment=environment)
+    found = load(environment={**bucket, **role, "TRACEPLANE_S3_RENEWAL_ADDRESS": "10.0.0.5:7480"})
+    assert found.s3_renewals == ("10.0.0.5", 7480)
+
+
 def test_a_store_of_secrets_has_what_it_needs() -> None:
     for environment, named in (
         ({"TRACEPLANE_SECRET_STORE": "files"}, "secret_folder"),

@@ -4,9 +4,11 @@
     bucket_writer  runs in executors: writes a partition as Parquet files and stores them in S3
     checks        the checks of an output, computed on the files that were written
     chain_parts   `range_ingest` and `integrity_check` on Spark
+    connect_channel  how clients reach a Spark Connect server
     datasets      inputs as DataFrames of exactly their committed files; DataFrames as staged Parquet files
     failures      Spark's errors for users: without the JVM's stack, with the line of their code
     java          which Java runs Spark: one on the machine, or the one in a wheel
+    remote_check  asks a Spark Connect server what it is, in a process of its own
     session       the Spark session of this process: opened by its first task, kept for the following ones
     shipped_code  sends the project's code along with user functions that Spark runs
     signals       `signal_generate`: indicators over price bars, per ticker, and the signals derived from them

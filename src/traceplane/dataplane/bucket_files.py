@@ -12,7 +12,6 @@ renaming and no copy, and what a lost executor or a second attempt of a partitio
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from io import BytesIO
 
 import pyarrow as pa
@@ -32,11 +31,20 @@ _RESULT = "name string, bytes long, footer binary"
 
 def read_options(access: BucketAccess) -> dict[str, str]:
     """For one read of files of this access."""
-    named = {
-        "fs.s3a.access.key": access.access_key,
-        "fs.s3a.secret.key": access.secret_key,
-        "fs.s3a.session.token": access.session_token,
-        "fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
+    if access.renewal is None:
+        credentials = {
+            "fs.s3a.access.key": access.access_key,
+            "fs.s3a.secret.key": access.secret_key,
+            "fs.s3a.session.token": access.session_token,
+            "fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
+        }
+    else:
+        credentials = {
+            "fs.s3a.aws.credentials.provider": "traceplane.RenewedCredentials",
+            "fs.s3a.traceplane.renewal.url": access.renewal.url,
+            "fs.s3a.traceplane.renewal.token": access.renewal.token,
+        }
+    named = credentials | {
         "fs.s3a.endpoint.region": access.region,
         # Hadoop hands cached file systems, with their credentials, to whoever names the same bucket.
         "fs.s3a.impl.disable.cache": "true",
@@ -59,12 +67,7 @@ def write(task: OperatorTask, name: str, frame: DataFrame, output: DirectOutput)
     """Stores a DataFrame below the prefix of the attempt: one or several files for each of its partitions."""
     register_pickle_by_value(bucket_writer)  # type: ignore[no-untyped-call]
     schema = to_arrow_schema(frame.schema, timezone="UTC")  # as the sessions are
-    target = bucket_writer.Target(
-        bucket=output.bucket,
-        prefix=output.prefix,
-        schema=schema.serialize().to_pybytes(),
-        **asdict(output.access),
-    )
+    target = target_of(output, schema)
 
     def store(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return bucket_writer.stored_files(target, batches)
@@ -77,6 +80,19 @@ def write(task: OperatorTask, name: str, frame: DataFrame, output: DirectOutput)
         task.count_in(name, footer.schema_arrow, written)
     if not files:
         task.write_table(name, schema.empty_table())
+
+
+def target_of(output: DirectOutput, schema: pa.Schema) -> bucket_writer.Target:
+    access, renewal = output.access, output.access.renewal
+    return bucket_writer.Target(
+        bucket=output.bucket,
+        prefix=output.prefix,
+        keys=bucket_writer.Keys(access.access_key, access.secret_key, access.session_token),
+        renewal=(renewal.url, renewal.token) if renewal is not None else None,
+        region=access.region,
+        endpoint_url=access.endpoint_url,
+        schema=schema.serialize().to_pybytes(),
+    )
 
 
 def location(output: DirectOutput, name: str) -> str:

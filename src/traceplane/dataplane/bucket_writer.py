@@ -25,6 +25,7 @@ FILE_BYTES = 256 << 20
 """A file that has grown to this is stored, and another one begun: it is in memory until then."""
 _GROUP_BYTES = 64 << 20
 _SECONDS = 120
+_RENEWAL_SECONDS = 10
 _TRIES = 6
 _BUSY = frozenset({408, 429, 500, 502, 503, 504})
 _STORED_BEFORE = 412
@@ -32,12 +33,19 @@ _STORED_BEFORE = 412
 
 
 @dataclass(frozen=True)
-class Target:
-    bucket: str
-    prefix: str
+class Keys:
     access_key: str
     secret_key: str
     session_token: str
+
+
+@dataclass(frozen=True)
+class Target:
+    bucket: str
+    prefix: str
+    keys: Keys
+    renewal: tuple[str, str] | None
+    """The address and the token with which to get others, which are then needed for each file."""
     region: str
     endpoint_url: str | None
     schema: bytes
@@ -134,10 +142,25 @@ def _send(target: Target, key: str, body: memoryview, digest: str) -> tuple[int,
     connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
     connection = connect(host, timeout=_SECONDS)
     try:
-        headers = signed_headers(target, host, path, digest, datetime.now(UTC))
+        keys = target.keys if target.renewal is None else _renewed(*target.renewal)
+        headers = signed_headers(keys, target.region, host, path, digest, datetime.now(UTC))
         connection.request("PUT", path, body=body, headers=headers | {"Content-Length": str(len(body))})
         answer = connection.getresponse()
         return answer.status, answer.read(2000).decode("utf-8", "replace")
+    finally:
+        connection.close()
+
+
+def _renewed(url: str, token: str) -> Keys:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=_RENEWAL_SECONDS)
+    try:
+        connection.request("GET", parts.path, headers={"Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        if answer.status != 200:
+            raise OSError(f"the worker gives no credentials: HTTP {answer.status}")
+        return Keys(*text.split("\n")[:3])
     finally:
         connection.close()
 
@@ -150,7 +173,9 @@ def _address(target: Target, key: str) -> tuple[str, str, bool]:
     return url.netloc, f"/{target.bucket}{path}", url.scheme == "https"
 
 
-def signed_headers(target: Target, host: str, path: str, digest: str, now: datetime) -> dict[str, str]:
+def signed_headers(
+    keys: Keys, region: str, host: str, path: str, digest: str, now: datetime
+) -> dict[str, str]:
     """Those of a PUT that overwrites nothing."""
     time_, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
     headers = {
@@ -158,19 +183,19 @@ def signed_headers(target: Target, host: str, path: str, digest: str, now: datet
         "if-none-match": "*",
         "x-amz-content-sha256": digest,
         "x-amz-date": time_,
-        "x-amz-security-token": target.session_token,
+        "x-amz-security-token": keys.session_token,
     }
     names = ";".join(sorted(headers))
     lines = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
     request = f"PUT\n{path}\n\n{lines}\n{names}\n{digest}"
-    scope = f"{day}/{target.region}/s3/aws4_request"
+    scope = f"{day}/{region}/s3/aws4_request"
     hashed = hashlib.sha256(request.encode()).hexdigest()
     text = f"AWS4-HMAC-SHA256\n{time_}\n{scope}\n{hashed}"
-    key = f"AWS4{target.secret_key}".encode()
-    for part in (day, target.region, "s3", "aws4_request"):
+    key = f"AWS4{keys.secret_key}".encode()
+    for part in (day, region, "s3", "aws4_request"):
         key = hmac.new(key, part.encode(), hashlib.sha256).digest()
     signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
-    credential = f"{target.access_key}/{scope}"
+    credential = f"{keys.access_key}/{scope}"
     headers["authorization"] = (
         f"AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders={names}, Signature={signature}"
     )

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from pyspark.errors import PySparkException
-from pyspark.sql.connect.client import DefaultChannelBuilder
 from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession
+
+from traceplane.dataplane.connect_channel import Channel
 
 _open: dict[str, SparkSession] = {}
 _GONE = (
@@ -34,25 +35,42 @@ _FOR_FEW_ROWS = {
 }
 _for_few_rows: set[str] = set()
 """The sessions with these settings."""
+_SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+_shuffle_partitions: dict[str, int] = {}
+"""Of the sessions where a job has set them."""
 
-Progress = Callable[[int, int, int], None]
-"""Called with the stages, the total tasks and the finished tasks of the running Spark job."""
+Progress = Callable[[int, int, int, str], None]
+"""Called with the stages, the total tasks and the finished tasks of the running Spark job, and the id of its
+application."""
 
 
-def session(remote: str, on_progress: Progress | None = None) -> SparkSession:
-    """A live session of this server."""
+def session(remote: str, on_progress: Progress | None = None, authorities: str | None = None) -> SparkSession:
+    """A live session of this server; `authorities`: certificates that it is trusted by, if not those of the system."""
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # pyspark.sql functions check this on every use
     spark = _open.get(remote)
-    if spark is not None and not _lives(spark):
-        spark = None
-    if spark is None:
-        spark = SparkSession.builder.channelBuilder(DefaultChannelBuilder(remote, _CHANNEL)).create()
+    application = _application(spark) if spark is not None else None
+    if spark is None or application is None:
+        spark = SparkSession.builder.channelBuilder(Channel(remote, _CHANNEL, authorities)).create()
         spark.client.set_retry_policies([_RETRIES])
         _open[remote] = spark
     spark.clearProgressHandlers()
     if on_progress is not None:
-        spark.registerProgressHandler(_handler(on_progress))
+        if application is None:
+            application = spark.conf.get("spark.app.id", "")
+        spark.registerProgressHandler(_handler(on_progress, application or ""))
     return spark
+
+
+def use_shuffle_partitions(spark: SparkSession, number: int | None) -> None:
+    """For its next queries; None: as many as the server has."""
+    if number == _shuffle_partitions.get(spark.session_id):
+        return
+    if number is None:
+        spark.conf.unset(_SHUFFLE_PARTITIONS)
+        del _shuffle_partitions[spark.session_id]
+    else:
+        spark.conf.set(_SHUFFLE_PARTITIONS, str(number))
+        _shuffle_partitions[spark.session_id] = number
 
 
 def expect_few_rows(spark: SparkSession, few: bool) -> None:
@@ -67,17 +85,16 @@ def expect_few_rows(spark: SparkSession, few: bool) -> None:
     (_for_few_rows.add if few else _for_few_rows.discard)(spark.session_id)
 
 
-def _lives(spark: SparkSession) -> bool:
-    """The server may have been restarted, or have dropped an idle session."""
+def _application(spark: SparkSession) -> str | None:
+    """Its id; None if the server has been restarted, or has dropped an idle session."""
     try:
-        spark.conf.get("spark.app.name", None)
+        return spark.conf.get("spark.app.id", "") or ""
     except PySparkException as error:
         if was_lost(error):
-            return False
+            return None
         raise
     except Exception:  # whatever the transport raises; a new session reports the problem
-        return False
-    return True
+        return None
 
 
 def was_lost(error: Exception) -> bool:
@@ -86,9 +103,10 @@ def was_lost(error: Exception) -> bool:
     return any(sign in beginning for sign in _GONE)
 
 
-def _handler(report: Progress) -> Any:
+def _handler(report: Progress, application: str) -> Any:
     def handle(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
         stages = stages or ()
-        report(len(stages), sum(s.num_tasks for s in stages), sum(s.num_completed_tasks for s in stages))
+        tasks, done = sum(s.num_tasks for s in stages), sum(s.num_completed_tasks for s in stages)
+        report(len(stages), tasks, done, application)
 
     return handle

@@ -13,7 +13,7 @@ from pyspark.sql.connect.session import SparkSession
 from traceplane.dataplane import chain_parts, checks, datasets, signals
 from traceplane.dataplane.chain_parts import OpenSession
 from traceplane.dataplane.failures import explained
-from traceplane.dataplane.session import expect_few_rows, session, was_lost
+from traceplane.dataplane.session import expect_few_rows, session, use_shuffle_partitions, was_lost
 from traceplane.dataplane.shipped_code import ship
 from traceplane.errors import InvalidInput
 from traceplane.model.scope import Cursor, Scope
@@ -35,7 +35,7 @@ def run(task: OperatorTask) -> None:
     if task.spark.bundled:
         ship(task.spark.bundled)
     try:
-        spark = session(task.spark.remote, on_progress=task.report_progress)
+        spark = session(task.spark.remote, task.report_progress, task.spark.authorities)
         if task.spark.python is not None:
             # Processes of another Python are others, so packages of two jobs never meet in one.
             spark.conf.set("spark.sql.execution.pyspark.python", task.spark.python)
@@ -45,6 +45,7 @@ def run(task: OperatorTask) -> None:
         expected = datasets.input_bytes(task)
         few = operator is sql and expected <= datasets.FEW_ROWS_BYTES
         expect_few_rows(spark, few)
+        use_shuffle_partitions(spark, task.spark.shuffle_partitions)
         named = _named_inputs(task) if operator is sql else list(task.inputs)
         inputs = {name: datasets.read(spark, task.inputs[name], in_one_part=few) for name in named}
         if task.views:
@@ -71,7 +72,7 @@ def _run_in_parts(task: OperatorTask, operator: Callable[[OperatorTask, OpenSess
     assert access is not None
 
     def open_session() -> SparkSession:
-        return session(access.remote, on_progress=task.report_progress)
+        return session(access.remote, task.report_progress, access.authorities)
 
     try:
         operator(task, open_session)

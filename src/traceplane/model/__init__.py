@@ -39,6 +39,7 @@ runtimes        how a task reaches code: the runtime registry, as data
 scope           the scope of a change: one position of an ordered stream, or a named range of positions
 secret_texts    how a text refers to a secret, and how a value is written into a string of a query
 silences        which alerts are silenced
+spark_resources  what a job asks of Spark: executors and their size
 stuck           what keeps tasks from making progress
 task            the states of a task, and the rules that move it between them
 task_payload    what the sandbox receives for a task

@@ -98,7 +98,7 @@ _CODE = {
     "operator.input_too_large": "make the job that wrote it write smaller files, and recompute its scope",
     "operator.input_unknown": "use one of those named",
     "operator.output_unknown": "use one of those named",
-    "operator.credentials_expired": "if that happens again, raise `s3_task_seconds` or make the job faster",
+    "operator.credentials_expired": "if that happens again, set `s3_renewal_address`, or raise `s3_task_seconds`",
     "operator.output_not_stored": "check the role and the endpoint",
     "operator.input_elsewhere": "use the DataFrame that the function receives",
     "operator.raised": "correct the code, then `traceplane retry`",

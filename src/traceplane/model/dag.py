@@ -16,6 +16,7 @@ from traceplane.model.edges import Read
 from traceplane.model.json_object import JsonObject
 from traceplane.model.partitions import Partitions
 from traceplane.model.resources import Resources
+from traceplane.model.spark_resources import SparkResources
 
 
 class Activation(StrEnum):
@@ -206,6 +207,8 @@ class ExecutionSettings:
     """For an `invoke` runtime: what is called; None: what the runtime names."""
     requires: Resources = Resources()
     """What its tasks need of the worker that runs them."""
+    spark: SparkResources = SparkResources()
+    """What its tasks need of Spark."""
     secrets: dict[str, str] = field(default_factory=dict)
     """The secrets that its code receives, by the names that it knows them by."""
 
@@ -219,6 +222,7 @@ class ExecutionSettings:
             max_queue_age_seconds=None,
             function=None,
             requires=Resources(),
+            spark=SparkResources(),
             secrets={},
         )
 

@@ -63,6 +63,8 @@ class ExplainFacts:
     """Who paused its job; None: it is not paused."""
     pause_reason: str | None = None
     paused_since: datetime | None = None
+    spark_ui: str | None = None
+    """Where Spark's own interface shows what it does."""
     requires: Resources = Resources()
     """What its job needs of the worker that runs it."""
     workers: Sequence[SeenWorker] = ()
@@ -82,7 +84,14 @@ class Reason:
 
 
 def explain(facts: ExplainFacts) -> tuple[Reason, ...]:
-    """Everything that the task is waiting for, the decisive reason first."""
+    """Everything that the task is waiting for, the decisive reason first, and where there is more to see."""
+    reasons = _reasons(facts)
+    if facts.spark_ui is not None and facts.state != "queued":
+        reasons += (Reason("spark", f"Spark shows what it does, or did, at {facts.spark_ui}"),)
+    return reasons
+
+
+def _reasons(facts: ExplainFacts) -> tuple[Reason, ...]:
     match facts.state:
         case "queued":
             return tuple(_queued(facts))

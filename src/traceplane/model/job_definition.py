@@ -1,9 +1,9 @@
 """The definition of a deployed job, as `jobs.definition` stores it: everything that determines the data of its tasks.
 
 `registry.job_rows` writes it, and `postgres.registry` is the only reader. The config, the execution strategy, the
-lineage, the checks and the facts of the operator change in place: each version has its own, which its jobs get when it
-begins to serve. Upgrades of the platform do not rewrite definitions, so a new field needs a default. A test checks the
-JSON keys that SQL names against these fields.
+lineage, the checks, what the job needs of Spark and the facts of the operator change in place: each version has its
+own, which its jobs get when it begins to serve. Upgrades of the platform do not rewrite definitions, so a new field
+needs a default. A test checks the JSON keys that SQL names against these fields.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from datetime import datetime
 from traceplane.model.checks import Check
 from traceplane.model.dag import ExecutionStrategy, Input, UpdateStrategy
 from traceplane.model.json_object import JsonObject
+from traceplane.model.spark_resources import SparkResources
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,5 +81,7 @@ class JobDefinition(OperatorFacts):
     """Of a query that runs as a job: the moment whose files it reads; None: when its task starts."""
     cluster_by: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The columns by which its rows are sorted within files, by dataset; changes in place, like the config."""
+    spark: SparkResources = SparkResources()
+    """What its tasks need of Spark; changes in place, like the config."""
     views: tuple[InputView, ...] = ()
     """Of a query that runs as a job: its steps, the last of which is the result."""

@@ -17,14 +17,29 @@ Ranges = tuple[ValueRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Renewal:
+    """Where credentials are to be had, while the attempt runs."""
+
+    url: str
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class BucketAccess:
-    """Credentials of S3 for some files of one attempt."""
+    """Credentials of S3 for some files of one attempt; empty if they are got from its `renewal`."""
 
     access_key: str
     secret_key: str = field(repr=False)
     session_token: str = field(repr=False)
     region: str
     endpoint_url: str | None
+    renewal: Renewal | None = None
+
+    @property
+    def secrets(self) -> list[str]:
+        if self.renewal is not None:
+            return [self.renewal.token]
+        return [self.secret_key, self.session_token]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +122,10 @@ class SparkAccess:
     """The modules of the job's own bundle, which Spark's Python processes need too."""
     python: str | None = None
     """What starts Spark's Python processes with the packages that the job needs; None: it needs no others."""
+    shuffle_partitions: int | None = None
+    """None: as many as the server has."""
+    authorities: str | None = None
+    """Certificates that the server is trusted by; None: those of the system."""
 
 
 @dataclass(frozen=True)

@@ -316,6 +316,7 @@ async def map_job(
         "lineage": job.lineage,
         "checks": msgspec.to_builtins(checks),
         "cluster_by": msgspec.to_builtins(cluster_by),
+        "spark": asdict(job.execution.spark),
         **asdict(facts),
     }
     limits = _execution_fields(job.execution, window)

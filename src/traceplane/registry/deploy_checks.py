@@ -33,7 +33,7 @@ from traceplane.secrets.vault import Vault, is_allowed
 async def refusal(tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None:
     """The first reason why the plan cannot be applied."""
     return (
-        _job_refusal(org, dag, runtimes)
+        job_refusal(org, dag, runtimes)
         or _hot_data_refusal(dag, runtimes)
         or await _dataset_refusal(tx, org, dag, runtimes)
         or await _path_refusal(tx, org, dag)
@@ -41,7 +41,7 @@ async def refusal(tx: Transaction, org: str, dag: Dag, runtimes: Mapping[str, Ru
     )
 
 
-def _job_refusal(org: str, dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None:
+def job_refusal(org: str, dag: Dag, runtimes: Mapping[str, Runtime]) -> UserError | None:
     for job in dag.jobs:
         runtime = runtimes[job.runtime]
         refusal = (
@@ -50,6 +50,7 @@ def _job_refusal(org: str, dag: Dag, runtimes: Mapping[str, Runtime]) -> UserErr
             or _org_refusal(org, job, runtime)
             or _function_refusal(job, runtime)
             or _requires_refusal(job, runtime)
+            or _spark_refusal(job, runtimes)
             or _capability_refusal(job, runtimes)
         )
         if refusal is not None:
@@ -114,6 +115,18 @@ def _requires_refusal(job: Job, runtime: Runtime) -> UserError | None:
         f"job {job.name}: its runtime has no workers that could have what it requires",
         value=job.runtime,
         next_step="remove requires, or use a runtime with workers",
+    )
+
+
+def _spark_refusal(job: Job, runtimes: Mapping[str, Runtime]) -> UserError | None:
+    if not job.execution.spark or SPARK in runtimes[job.runtime].capabilities:
+        return None
+    able = sorted(name for name, runtime in runtimes.items() if SPARK in runtime.capabilities)
+    return InvalidInput(
+        "deploy.no_spark",
+        f"job {job.name}: it says what it needs of Spark, and its runtime has none",
+        value=job.runtime,
+        next_step=f"remove spark, or use one of {', '.join(able)}",
     )
 
 

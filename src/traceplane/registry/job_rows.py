@@ -53,6 +53,7 @@ async def add_job(
         checks=dict(checks),
         cluster_by=dict(cluster_by),
         as_of=as_of,
+        spark=job.execution.spark,
         **asdict(facts),
     )
     job_id = await registry.add_job(tx, dag_id, job, fingerprint, definition, window)

@@ -128,8 +128,8 @@ class TaskBatch:
                 match frame:
                     case frames.Started(monotonic_ns):
                         link.started_ns = monotonic_ns
-                    case frames.Progress(stages, tasks, tasks_done) if link.waiting.on_progress is not None:
-                        link.waiting.on_progress({"stages": stages, "tasks": tasks, "tasks_done": tasks_done})
+                    case frames.Progress() if link.waiting.on_progress is not None:
+                        link.waiting.on_progress(frame.figures())
                     case frames.Succeeded(outputs, events) if (
                         link.started_ns is not None
                         and all(event.output_index < len(link.folders.outputs) for event in events)

@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from traceplane.model import checks
+from traceplane.model.json_object import JsonObject
 from traceplane.model.task_payload import TaskPayload
 
 _LENGTH = struct.Struct(">I")
@@ -200,6 +201,7 @@ Content = bytes
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Position = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,64}\Z")]
+ApplicationId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{0,100}\Z")]
 Name = Annotated[str, msgspec.Meta(max_length=512, pattern=r"^[^\x00]+$")]
 Emission = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^\x00]*$")]
 Bound = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[^\x00]*$")]
@@ -250,6 +252,12 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     stages: Count
     tasks: Count
     tasks_done: Count
+    application: ApplicationId = ""
+    """By which Spark's own interface knows it."""
+
+    def figures(self) -> JsonObject:
+        figures: JsonObject = {"stages": self.stages, "tasks": self.tasks, "tasks_done": self.tasks_done}
+        return figures | ({"application": self.application} if self.application else {})
 
 
 class Declined(msgspec.Struct, frozen=True, tag=True):

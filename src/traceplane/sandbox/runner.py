@@ -199,7 +199,7 @@ def _as_task(assignment: Assign, temp: str, connection: socket.socket) -> Operat
         output_folders=assignment.output_folders,
         temp_dir=temp,
         stream=EventStream(connection).push if assignment.streaming else None,
-        on_progress=lambda *figures: connection.sendall(frames.encode(frames.Progress(*figures))),
+        on_progress=lambda *told: connection.sendall(frames.encode(frames.Progress(*told))),
         inline_bytes=assignment.inline_bytes,
     )
 

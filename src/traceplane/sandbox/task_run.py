@@ -233,9 +233,9 @@ class TaskRun:
         match frame:
             case frames.Started(monotonic_ns):
                 self._started_ns = monotonic_ns
-            case frames.Progress(stages, tasks, tasks_done):
+            case frames.Progress():
                 if self._on_progress is not None:
-                    self._on_progress({"stages": stages, "tasks": tasks, "tasks_done": tasks_done})
+                    self._on_progress(frame.figures())
             case frames.Declined():
                 self._declined = self._started_ns is None
             case frames.Events(batch, events):

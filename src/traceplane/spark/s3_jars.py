@@ -1,7 +1,8 @@
 """The jars with which Spark reads and writes S3: which they are, where they are, and how they get there.
 
 They are not on PyPI, so `traceplane spark jars` fetches them from Maven Central with the `mvn` client, or takes them
-from a folder. `s3_jars.txt` names each with its version and checksum; nothing else is loaded.
+from a folder. `s3_jars.txt` names each with its version and checksum. One more, with a class of the platform's own, is
+made from its source (`credentials_jar`). Nothing else is loaded.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from traceplane.errors import InvalidInput, PlatformError
+from traceplane.spark import credentials_jar
+from traceplane.spark.command import spark_home
 
 _LIST = Path(__file__).with_suffix(".txt")
 _SECONDS = 900
@@ -40,22 +43,42 @@ def needed() -> list[Jar]:
     return [Jar(*line) for line in lines if line]
 
 
+def hadoop_version() -> str:
+    return next(jar.version for jar in needed() if jar.artifact == "hadoop-aws")
+
+
+def _check_hadoop() -> None:
+    """The jars call what is inside Spark's own Hadoop."""
+    bundled = sorted((spark_home() / "jars").glob("hadoop-client-api-*.jar"))
+    found = bundled[0].stem.removeprefix("hadoop-client-api-") if bundled else "none"
+    if found != hadoop_version():
+        raise InvalidInput(
+            "spark.wrong_hadoop",
+            f"the installed Spark has Hadoop {found}, and the jars for S3 are of {hadoop_version()}",
+            value=str(spark_home()),
+            next_step="install the version of pyspark that Traceplane names, or unset s3_task_role",
+        )
+
+
 def installed(folder: Path) -> tuple[Path, ...]:
     """The jars in a folder. Raises if one is missing or is another."""
     folder = folder.resolve()
     jars = needed()
+    own = credentials_jar.path_in(folder)
     missing = [jar.name for jar in jars if not (folder / jar.name).is_file()]
+    missing += [] if own.is_file() else [own.name]
     if missing:
         raise InvalidInput(
             "spark.jars_missing",
-            f"Spark needs {len(jars)} jars to read S3, and {len(missing)} of them are not in the folder,"
+            f"Spark needs {len(jars) + 1} jars to read S3, and {len(missing)} of them are not in the folder,"
             f" {missing[0]} among them",
             value=str(folder),
             next_step="run `traceplane spark jars`, set spark_jars to a folder that has them, or unset s3_task_role",
         )
+    _check_hadoop()
     for jar in jars:
         _check(jar, folder / jar.name)
-    return tuple(folder / jar.name for jar in jars)
+    return (*(folder / jar.name for jar in jars), own)
 
 
 def fetch(folder: Path) -> int:
@@ -66,6 +89,7 @@ def fetch(folder: Path) -> int:
         with TemporaryDirectory(dir=folder, prefix="fetching-") as draft:
             _run_maven(missing, Path(draft))
             _take(missing, Path(draft), folder)
+    credentials_jar.make(folder)
     return len(missing)
 
 
@@ -74,6 +98,7 @@ def copy(source: Path, folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     missing = [jar for jar in needed() if not _is_there(jar, folder)]
     _take(missing, source, folder)
+    credentials_jar.make(folder)
     return len(missing)
 
 

@@ -123,6 +123,7 @@ class RemoteSpark:
     """A Spark Connect server run by somebody else; it must reach the object store under the same paths."""
 
     remote: str
+    authorities: str | None = None
 
     @property
     def used(self) -> UsedSpark:
@@ -141,6 +142,8 @@ class RemoteSpark:
 
 class SparkServer:
     """Created by `start`; `remote` is the address and token for clients."""
+
+    authorities: str | None = None
 
     def __init__(self, settings: SparkSettings, java: Java) -> None:
         self._settings = settings

@@ -2,7 +2,8 @@
 
 Tasks that share a server can do to each other whatever the server itself can: see the others' data that it is shown,
 change files that they have not finished writing, use each other's sessions. So a server never has tasks of two
-organizations, neither at the same time nor one after the other; with `by_job` only tasks of one job share a server.
+organizations, neither at the same time nor one after the other; with `by_job` only tasks of one job share a server. A
+job that says how many executors it needs, or what they need, has a server of its own anyway.
 
 A server takes seconds to start and a heap of memory. It starts with the first task that needs it, stays for a while,
 and makes room for others when it is idle. A worker whose servers are shared starts one in advance, which goes to the
@@ -22,11 +23,13 @@ from dataclasses import dataclass, field, replace
 
 from traceplane import telemetry
 from traceplane.dataplane.java import Java, find_java
-from traceplane.errors import PlatformError, TraceplaneError
+from traceplane.errors import Conflict, PlatformError, TraceplaneError
+from traceplane.model.spark_resources import SparkResources
 from traceplane.runtime.retrying import happens
 from traceplane.spark import classes as spark_classes
 from traceplane.spark.command import SparkSettings
 from traceplane.spark.network import PrivateNetwork
+from traceplane.spark.remote import RemoteAddress
 from traceplane.spark.server import RemoteSpark, SparkServer
 
 _IDLE_SECONDS = 300.0
@@ -42,6 +45,8 @@ class _User:
     org: str
     job: str | None
     """None: those of all jobs of the organization."""
+    needs: SparkResources = SparkResources()
+    """With what it was started. A job that needs something else afterwards gets another one."""
 
 
 @dataclass(eq=False)
@@ -103,9 +108,19 @@ class SparkServers:
         return servers
 
     @contextlib.asynccontextmanager
-    async def for_job(self, org: str, job: str) -> AsyncIterator[Spark]:
+    async def for_job(
+        self, org: str, job: str, needs: SparkResources = SparkResources()
+    ) -> AsyncIterator[Spark]:
         """The running server of this job; kept until the task has finished with it."""
-        async with self._kept(_User(org, job if self._by_job else None)) as server:
+        own = needs.of_server
+        if own.on_cluster and self._settings.master.startswith("local"):
+            raise Conflict(
+                "spark.no_cluster",
+                "the job says how many executors it needs, or what they need, and this worker's Spark has none",
+                value=", ".join(own.on_cluster),
+                next_step="set spark_master to a cluster, or remove them from the job's spark",
+            )
+        async with self._kept(_User(org, job if self._by_job or own else None, own)) as server:
             yield server
 
     @contextlib.asynccontextmanager
@@ -132,10 +147,12 @@ class SparkServers:
         while True:
             async with self._changed:
                 entry = self._entries.get(user)
-                if entry is None and (entry := self._entries.pop(None, None)) is not None:
+                may_use_any = user is None or not user.needs
+                if entry is None and may_use_any and (entry := self._entries.pop(None, None)) is not None:
                     self._entries[user] = entry
                 if entry is None and len(self._entries) < self._most:
-                    entry = _Entry(asyncio.create_task(SparkServer.start(self._settings, self._java)))
+                    settings = self._settings if user is None else _with(self._settings, user.needs)
+                    entry = _Entry(asyncio.create_task(SparkServer.start(settings, self._java)))
                     self._entries[user] = entry
                 if entry is not None:
                     entry.users += 1
@@ -197,17 +214,32 @@ class SparkServers:
                 await entry.starting.result().close()
 
 
+def _with(settings: SparkSettings, needs: SparkResources) -> SparkSettings:
+    memory = settings.memory_mb if needs.driver_memory is None else needs.driver_memory >> 20
+    conf = {**dict(settings.conf), **needs.properties()}
+    return replace(settings, memory_mb=memory, conf=tuple(conf.items()))
+
+
 class OneRemoteSpark:
     """The same for a server run by somebody else. It has tasks of one organization: the first one that comes."""
 
     network = PrivateNetwork((), "Spark is elsewhere")
 
-    def __init__(self, remote: str) -> None:
-        self._remote = RemoteSpark(remote)
+    def __init__(self, address: RemoteAddress) -> None:
+        self._remote = RemoteSpark(address.url, address.authorities)
         self._org: str | None = None
 
     @contextlib.asynccontextmanager
-    async def for_job(self, org: str, job: str) -> AsyncIterator[Spark]:
+    async def for_job(
+        self, org: str, job: str, needs: SparkResources = SparkResources()
+    ) -> AsyncIterator[Spark]:
+        if needs.of_server:
+            raise Conflict(
+                "spark.resources_of_remote",
+                "the job says with what its Spark is to start, and this worker uses one that runs already",
+                value=", ".join(needs.of_server.given()),
+                next_step="start that server with them, and keep only shuffle_partitions in the job's spark",
+            )
         self._org = self._org or org
         if org != self._org:
             raise PlatformError(

@@ -16,6 +16,7 @@ import msgspec
 from traceplane.model.checks import LONGEST_VALUE, MOST_COLUMNS, MOST_SAMPLED, Check
 from traceplane.model.json_object import JsonObject
 from traceplane.model.row_positions import ValueRange
+from traceplane.model.spark_resources import SparkResources
 from traceplane.wire.scalars import (
     MAX_BATCH,
     AttemptNumber,
@@ -192,6 +193,8 @@ class JobPayload(Wire, frozen=True):
     """For an `invoke` runtime: the function that the job names."""
     requires: Resources = Resources()
     """What the job needs of the worker that runs its tasks."""
+    spark: SparkResources = SparkResources()
+    """What the job needs of Spark."""
     secret_names: dict[str, str] = {}
     """The secrets that its code receives, by the names that it knows them by."""
     secrets: dict[str, str] = {}

@@ -13,6 +13,7 @@
     main                 the worker process, wired by hand
     pace                 how many tasks a worker holds beyond those that run
     payload              what the operator of a claimed task receives
+    renewals             where Spark's executors renew credentials for S3, while a task runs
     report               what is reported to the dispatcher about an attempt
     sandboxed_operators  runs operators in the sandbox, with the code that their jobs were deployed with
     store_on_disk        where the object store's files are on this machine

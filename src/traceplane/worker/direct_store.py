@@ -2,7 +2,7 @@
 
 Credentials are made for each attempt, one set for each input and each output: an input's read its files, an output's
 write below the attempt's prefix and read what the task's scope has already. They last as long as the job's `timeout`,
-and nobody gets more of the bucket by keeping them. The worker's own stay here.
+or executors renew them (`renewals`); nobody gets more of the bucket by keeping them. The worker's own stay here.
 
 Hot rows, which the worker fetches from Postgres, are on its disk; they are stored below the attempt's prefix, where no
 commit names them and garbage collection removes them.
@@ -11,19 +11,21 @@ commit names them and garbage collection removes them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from traceplane.adapters.object_store import BucketAccess as MadeAccess
 from traceplane.adapters.object_store import StoredFile
 from traceplane.errors import Conflict, PlatformError
 from traceplane.model.task_payload import BucketAccess, DirectOutput
 from traceplane.runtime.in_parallel import in_parallel
 from traceplane.wire.tasks import ClaimedTask, InputFile, JobPayload
 from traceplane.worker.hot_inputs import LocalInputs
+from traceplane.worker.renewals import Renewals, seconds_left
 
 if TYPE_CHECKING:
     from traceplane.adapters.object_store_s3 import S3ObjectStore  # boto is an optional extra
@@ -55,47 +57,61 @@ class Borrowed:
     @property
     def secrets(self) -> list[str]:
         made = [*(i.access for i in self.inputs.values()), *(o.access for o in self.outputs.values())]
-        return [value for access in made for value in (access.secret_key, access.session_token)]
+        return [value for access in made for value in access.secrets]
 
 
 class DirectStore:
     """`store` has a role for tasks; closed by whoever opened it."""
 
-    def __init__(self, store: S3ObjectStore, *, most_seconds: int) -> None:
+    def __init__(self, store: S3ObjectStore, *, most_seconds: int, renewals: Renewals | None = None) -> None:
         self._store = store
         self._most_seconds = most_seconds
+        self.renewals = renewals
 
     async def check(self) -> None:
-        """Raises unless the role can be assumed: no task could do without."""
-        await self._store.task_access(["o/check"], [], "check", seconds=_LEAST_SECONDS)
+        """Raises unless the role can be assumed, for as long as the settings say: no task could do without."""
+        await self._store.task_access(["o/check"], [], "check", seconds=self._most_seconds)
 
-    async def lend(self, task: ClaimedTask, job: JobPayload, local: LocalInputs) -> Borrowed:
-        if job.timeout_seconds > self._most_seconds:
-            raise Conflict(
-                "spark.timeout_beyond_credentials",
-                f"credentials for S3 last {self._most_seconds} seconds, and the job's timeout is"
-                f" {job.timeout_seconds:g} seconds",
-                value=job.name,
-                next_step="lower its timeout, or raise s3_task_seconds and the role's maximum session",
-            )
+    @contextlib.asynccontextmanager
+    async def lent(self, task: ClaimedTask, job: JobPayload, local: LocalInputs) -> AsyncIterator[Borrowed]:
+        """What the executors get, while the attempt runs."""
+        if job.timeout_seconds > self._most_seconds and self.renewals is None:
+            raise _too_short(job, self._most_seconds)
+        async with contextlib.AsyncExitStack() as during:
+            yield await self._lend(task, job, local, during)
+
+    async def _lend(
+        self, task: ClaimedTask, job: JobPayload, local: LocalInputs, during: contextlib.AsyncExitStack
+    ) -> Borrowed:
         holder = f"{job.name}-{task.task_id}"
         seconds = max(_LEAST_SECONDS, min(self._most_seconds, int(job.timeout_seconds) + _SLACK_SECONDS))
         lent = Borrowed()
+
+        async def access(files: Sequence[str], prefixes: Sequence[str]) -> BucketAccess:
+            make = partial(self._store.task_access, files, prefixes, holder, seconds=seconds)
+            made = await make()
+            left = seconds_left(made)
+            as_asked = job.timeout_seconds <= self._most_seconds and left > seconds - _SLACK_SECONDS
+            if as_asked or left >= job.timeout_seconds:
+                keys = (made.access_key, made.secret_key, made.session_token)
+                return BucketAccess(*keys, made.region, made.endpoint_url)
+            if self.renewals is None:
+                raise _too_short(job, int(left))
+            renewal = await during.enter_async_context(self.renewals.renewing(make, made))
+            return BucketAccess("", "", "", made.region, made.endpoint_url, renewal)
 
         async def lend_input(number: int) -> None:
             files = await self._files(task, number, local)
             if files:
                 keys = [file.path for file in files]
-                made = await self._store.task_access(keys, [], holder, seconds=seconds)
                 size = sum(file.bytes for file in files)
-                lent.inputs[number] = BorrowedFiles(self._paths(keys), size, _as_access(made))
+                lent.inputs[number] = BorrowedFiles(self._paths(keys), size, await access(keys, []))
 
         async def lend_output(number: int) -> None:
             existing = [file.path for file in task.output_files[number]] if task.output_files else []
             prefix = task.write_prefixes[number]
-            made = await self._store.task_access(existing, [prefix], holder, seconds=seconds)
             bucket, _, key = self._store.location(prefix).removeprefix("s3://").partition("/")
-            lent.outputs[number] = DirectOutput(bucket, key, _as_access(made))
+            lent.outputs[number] = DirectOutput(bucket, key, await access(existing, [prefix]))
             lent.existing[number] = self._paths(existing)
 
         await in_parallel(lend_input, range(len(job.inputs)), _CALLS_AT_ONCE)
@@ -139,5 +155,10 @@ class DirectStore:
         return tuple(self._store.location(key).replace("s3://", "s3a://", 1) for key in keys)
 
 
-def _as_access(made: MadeAccess) -> BucketAccess:
-    return BucketAccess(made.access_key, made.secret_key, made.session_token, made.region, made.endpoint_url)
+def _too_short(job: JobPayload, seconds: int) -> Conflict:
+    return Conflict(
+        "spark.timeout_beyond_credentials",
+        f"credentials for S3 last {seconds} seconds, and the job's timeout is {job.timeout_seconds:g} seconds",
+        value=job.name,
+        next_step="set s3_renewal_address, raise s3_task_seconds and the role's maximum session, or lower the timeout",
+    )

@@ -26,7 +26,7 @@ from traceplane.sandbox.frames import Reach, ReachSpark
 from traceplane.sandbox.sandbox_settings import NO_NETWORK, SandboxSettings
 from traceplane.sandbox.sandboxes import Sandboxes
 from traceplane.settings import Settings, checked_code_paths
-from traceplane.spark import s3_jars
+from traceplane.spark import remote, s3_jars
 from traceplane.spark.command import SparkSettings
 from traceplane.spark.servers import OneRemoteSpark, SparkServers
 from traceplane.wire.tasks import Resources
@@ -36,6 +36,7 @@ from traceplane.worker.direct_store import DirectStore
 from traceplane.worker.dispatcher_client import DispatcherClient, patiently
 from traceplane.worker.environment_cache import EnvironmentCache
 from traceplane.worker.intake import Identity, Intake, LocalIntake, QueueIntake
+from traceplane.worker.renewals import Renewals
 from traceplane.worker.sandboxed_operators import SandboxedOperators
 from traceplane.worker.store_on_disk import StoreOnDisk
 from traceplane.worker.wrapper import Wrapper
@@ -64,12 +65,15 @@ class _Worker:
     intake: Intake
     spark: SparkServers | OneRemoteSpark | None
     online_spark: SparkServers | None
+    renewals: Renewals | None
     drain_seconds: float
 
     async def work(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         loops = {"spark": self.spark.keep_running(stop)} if self.spark is not None else {}
         if self.online_spark is not None:
             loops["online_spark"] = self.online_spark.tend(stop)
+        if self.renewals is not None:
+            loops["renewals"] = self.renewals.serve(stop)
         await task_group(
             stop,
             grace=self.drain_seconds + 30.0,
@@ -109,13 +113,15 @@ async def _start(settings: Settings, name: str, opened: contextlib.AsyncExitStac
         environments=environments,
         spark=spark,
         online_spark=online_spark,
+        spark_ui_url=settings.spark_ui_url,
     )
     attempts = Attempts(
         client=client, operators=operators, store=store, decoders=decoders, watched_files=watched_files
     )
     wrapper = _wrapper(settings, runtime, client, intake, attempts, store)
     telemetry.emit("worker.ready", runtime=name, isolation=list(sandboxes.layers))
-    return _Worker(wrapper, intake, spark, online_spark, settings.worker_drain_seconds)
+    renewals = store.direct.renewals if store.direct is not None else None
+    return _Worker(wrapper, intake, spark, online_spark, renewals, settings.worker_drain_seconds)
 
 
 def _queued_runtime(settings: Settings, name: str) -> Runtime:
@@ -232,7 +238,8 @@ async def _store(settings: Settings, runtime: Runtime, opened: contextlib.AsyncE
     opened.push_async_callback(cache.close)
     direct = None
     if _is_direct(settings, runtime):
-        direct = DirectStore(bucket, most_seconds=settings.s3_task_seconds)
+        renewals = Renewals(*settings.s3_renewals) if settings.s3_renewals is not None else None
+        direct = DirectStore(bucket, most_seconds=settings.s3_task_seconds, renewals=renewals)
         await direct.check()
     return StoreOnDisk(inputs=cache.files, outputs=cache.outputs, cache=cache, direct=direct)
 
@@ -252,7 +259,10 @@ async def _spark(
     settings: Settings, runtime: Runtime, store: StoreOnDisk, opened: contextlib.AsyncExitStack
 ) -> SparkServers | OneRemoteSpark:
     if settings.spark_remote is not None:
-        return OneRemoteSpark(settings.spark_remote)
+        address = remote.checked(settings.spark_remote, settings.spark_remote_ca)
+        renews = store.direct is not None and store.direct.renewals is not None
+        await remote.check_server(address, uses_bucket=store.direct is not None, renews=renews)
+        return OneRemoteSpark(address)
     servers = await SparkServers.start(
         replace(
             _spark_settings(settings, store),

@@ -42,6 +42,7 @@ class SandboxedOperators:
         environments: EnvironmentCache,
         spark: SparkServers | OneRemoteSpark | None,
         online_spark: SparkServers | None,
+        spark_ui_url: str | None,
     ) -> None:
         self._client = client
         self._sandboxes = sandboxes
@@ -52,6 +53,7 @@ class SandboxedOperators:
         self._spark = spark
         self._online_spark = online_spark
         """For operators that split their scope, if the others' servers have no network."""
+        self._spark_ui_url = spark_ui_url
 
     async def run(self, held: HeldTask, *, log: TaskLog, traceparent: str | None) -> RunResult:
         job = held.job
@@ -59,7 +61,7 @@ class SandboxedOperators:
             operator = _usable_operator(held)
             spark = None
             if (servers := self._servers_for(held, operator)) is not None:
-                spark = await during.enter_async_context(servers.for_job(job.org, str(job.job_id)))
+                spark = await during.enter_async_context(servers.for_job(job.org, str(job.job_id), job.spark))
                 held.spark = spark
             if operator.splits_on_spark and spark is not None:
                 code = JobCode(())  # nothing of the users' may be imported where its server can be reached
@@ -71,7 +73,9 @@ class SandboxedOperators:
             sandbox = await self._sandboxes.for_job(network=job.network or operator.network)
             borrowed = None
             if spark is not None and self._store.direct is not None and lends(operator):
-                borrowed = await self._store.direct.lend(held.task, job, held.local)
+                borrowed = await during.enter_async_context(
+                    self._store.direct.lent(held.task, job, held.local)
+                )
             # No await from here to the run: the payload names the server that gets access to its folders.
             assignment = self._assignment(held, operator, code, spark, environment, borrowed)
 
@@ -79,7 +83,7 @@ class SandboxedOperators:
                 await self._emit(held, report.events_of(events), traceparent)
 
             def on_progress(progress: JsonObject) -> None:
-                held.progress = progress
+                held.progress = self._with_link(progress)
 
             return await sandbox.run(
                 assignment,
@@ -91,6 +95,12 @@ class SandboxedOperators:
                 if spark is not None
                 else None,
             )
+
+    def _with_link(self, progress: JsonObject) -> JsonObject:
+        """To what Spark's own interface says of the task's application."""
+        if self._spark_ui_url is None or not (application := progress.get("application")):
+            return progress
+        return progress | {"spark_ui": self._spark_ui_url.replace("{application}", str(application))}
 
     def _servers_for(self, held: HeldTask, operator: OperatorSpec) -> SparkServers | OneRemoteSpark | None:
         if not operator.splits_on_spark:
@@ -113,7 +123,16 @@ class SandboxedOperators:
         task, job = held.task, held.job
         entrypoint = entrypoint_of(job, operator)
         python = str(environment.python) if environment is not None else None
-        access = SparkAccess(spark.remote, entrypoint, code.bundled, python) if spark is not None else None
+        access = None
+        if spark is not None:
+            access = SparkAccess(
+                spark.remote,
+                entrypoint,
+                code.bundled,
+                python,
+                job.spark.shuffle_partitions,
+                spark.authorities,
+            )
         return Assignment(
             task_id=str(task.task_id),
             attempt=task.attempt,

@@ -117,6 +117,7 @@ def _payload(row: JobRow) -> JobPayload:
         network=row.network,
         function=row.function,
         requires=msgspec.convert(row.requires or {}, Resources),
+        spark=definition.spark,
         secret_names=row.secrets or {},
         inputs=[msgspec.convert(i, InputRef) for i in row.inputs],
         outputs=[

@@ -66,7 +66,7 @@ group by d.name, j.name, t.state
 -- name: explain_facts
 -- Everything that could make a task wait, in one row.
 select t.task_id, t.state, t.attempt, j.max_attempts + t.granted_attempts as max_attempts, t.cancel_requested,
-       t.worker_id, t.error,
+       t.worker_id, t.error, t.progress->>'spark_ui' as spark_ui,
        j.name as job, d.name as dag, j.operator, j.runtime, j.max_concurrency, j.dispatch_window, j.routed,
        j.source_kind, j.definition ? 'code_bundle' and j.definition->>'code_bundle' is not null as code_deployed,
        t.priority, t.partition_key, t.range_start,

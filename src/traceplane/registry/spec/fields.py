@@ -9,10 +9,19 @@ from collections.abc import Callable
 import yaml
 
 from traceplane.errors import TraceplaneError
-from traceplane.model import column_types, comparisons, edges, partitions, requirements, resources
+from traceplane.model import (
+    column_types,
+    comparisons,
+    edges,
+    partitions,
+    requirements,
+    resources,
+    spark_resources,
+)
 from traceplane.model import dag as model
 from traceplane.model.checks import Severity
 from traceplane.model.near_names import near
+from traceplane.model.spark_resources import SparkResources
 from traceplane.registry.spec import alerts, files, webhooks
 from traceplane.registry.spec import yaml_reader as read
 from traceplane.registry.spec.yaml_reader import BadValue, Fields, Problems
@@ -212,6 +221,33 @@ def _requirements(problems: Problems, node: yaml.Node) -> resources.Resources:
     return resources.Resources(needed.get("memory") or 0, needed.get("gpu") or 0, labels)
 
 
+def _spark(problems: Problems, node: yaml.Node) -> SparkResources:
+    asked: read.YamlMap = read.record(_SPARK)(problems, node)
+    found = SparkResources(**{name: asked.get(name) for name in _SPARK})
+    most = found.max_executors
+    if most is not None and found.executors is not None and found.executors > most:
+        message = f"{found.executors} executors are more than max_executors"
+        raise BadValue("spec.bad_spark", asked.at("executors"), message, f"write executors: {most}")
+    return found
+
+
+def _at_most(most: int) -> Callable[[Problems, yaml.Node], int]:
+    def count(problems: Problems, node: yaml.Node) -> int:
+        value: int = read.count(problems, node)
+        if value > most:
+            raise BadValue("spec.bad_spark", node, f"must be from 1 to {most}", f"for example {min(most, 8)}")
+        return value
+
+    return count
+
+
+def _heap(problems: Problems, node: yaml.Node) -> int:
+    size = _memory(problems, node)
+    if size < spark_resources.LEAST_MEMORY:
+        raise BadValue("spec.bad_spark", node, "Spark needs at least 512m", "write 512m or more")
+    return size
+
+
 def _dag(problems: Problems, node: yaml.Node) -> str:
     name: str = _name(problems, node)
     if name in (references.CHANNELS, references.PROVIDERS):
@@ -344,6 +380,15 @@ _EXECUTION: Fields = {
     "network": read.boolean,
 }
 _REQUIRES: Fields = {"memory": _memory, "gpu": read.count, "labels": read.list_of(_worker_label)}
+_SPARK: Fields = {
+    "executors": _at_most(spark_resources.MOST_EXECUTORS),
+    "max_executors": _at_most(spark_resources.MOST_EXECUTORS),
+    "executor_cores": _at_most(spark_resources.MOST_CORES),
+    "executor_memory": _heap,
+    "executor_memory_overhead": _memory,
+    "driver_memory": _heap,
+    "shuffle_partitions": _at_most(spark_resources.MOST_PARTITIONS),
+}
 _JOB: Fields = {
     "name": _name,
     "description": read.text,
@@ -352,6 +397,7 @@ _JOB: Fields = {
     "runtime": read.text,
     "function": _function,
     "requires": _requirements,
+    "spark": _spark,
     "operator": _label,
     "requirements": _packages,
     "config": _config,
@@ -403,6 +449,7 @@ FIELDS: dict[str, Fields] = {
     "retry": _RETRY,
     "batch": _BATCH,
     "requires": _REQUIRES,
+    "spark": _SPARK,
     "alert": alerts.ALERT,
     "throttle": alerts.THROTTLE,
 }

@@ -35,6 +35,7 @@ _EXECUTION_PATHS = {
     "network": ("network",),
     "function": ("function",),
     "requires": ("requires",),
+    "spark": ("spark",),
     "secrets": ("secrets",),
 }
 
