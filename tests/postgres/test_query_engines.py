@@ -29,6 +29,7 @@ async def plane(database_url: str) -> AsyncIterator[ControlPlane]:
         await opened.deploy(POSITIONED)
         await written(opened, *range(3))
         yield opened
+        await opened.api.close()
 
 
 async def written(plane: ControlPlane, *positions: int, **fields: Any) -> None:

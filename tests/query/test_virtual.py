@@ -61,6 +61,7 @@ async def shop(database_url: str, tmp_path: Path) -> AsyncIterator[Shop]:
         await opened.plane.deploy(SHOP)
         await opened.plane.deploy(REPORTS)
         yield opened
+        await opened.plane.api.close()
 
 
 async def test_sql_replaces_a_name_at_any_depth_and_in_every_version(shop: Shop, asked: Asked) -> None:

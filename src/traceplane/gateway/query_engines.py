@@ -19,6 +19,7 @@ from traceplane.model.counted import counted
 from traceplane.postgres import pinned, workers
 from traceplane.postgres.database import Database
 from traceplane.query.datasets import AsOf, QueryCaller, may_read_pinned, pin_text
+from traceplane.query.job import as_job
 from traceplane.query.preparation import PlannedFiles
 from traceplane.query.service import Queries
 from traceplane.wire.queries import QueryPlan, QueryRequest, QueryTask, QueryTaskRequest
@@ -96,6 +97,8 @@ class QueryEngines:
         """The query as a task. DuckDB names the columns of its result, so that they do not depend on the engine, and
         refuses at once what would otherwise fail in the task. Whoever asks, the result has no personal data."""
         as_of = AsOf(asked.as_of_version, asked.as_of_time)
+        async with database.snapshot() as tx:
+            await as_job(tx, caller, asked.sql, as_of)  # what Spark may not run, DuckDB need not look at
         anybody = replace(caller, sees_pii=False)
         columns = await self._queries.result_names(database, anybody, asked.sql, as_of)
         return await query_tasks.start(

@@ -143,11 +143,7 @@ class Queries:
         prepared = await self._preparation.without_rows(database, caller, sql, as_of)
         if prepared is None:
             return []
-        try:
-            names: list[str] = (await self._schema_of(prepared, caller)).names
-        except TraceplaneError as error:
-            self.note_failure(caller, sql, error)
-            raise
+        names: list[str] = (await self._schema_of(prepared, caller)).names
         return names
 
     async def _schema_of(self, prepared: PreparedQuery, caller: QueryCaller) -> Any:
