@@ -1,0 +1,205 @@
+// The answers of the public API, as far as pages use them. tests/unit/test_ui_types.py compares them with the OpenAPI
+// document of the gateway.
+
+export interface WhoAmI {
+  org: string
+  name: string
+  kind: string
+  role?: string
+  roles: string[]
+  sees_pii: boolean
+  next_step?: string
+}
+
+export interface GraphRead {
+  dataset: string
+  role?: 'feeds' | 'triggers' | 'reads'
+}
+
+export interface HoldView {
+  level: number
+  job?: string
+  metric?: string
+  figure?: number
+  threshold?: number
+}
+
+export interface GraphPause {
+  paused_by: string
+  reason?: string
+}
+
+export interface GraphJob {
+  dag: string
+  job: string
+  version: number
+  runtime: string
+  operator: string
+  activation: string
+  source_kind?: string
+  reads?: GraphRead[]
+  writes?: string[]
+  max_concurrency?: number
+  max_queue_depth?: number
+  max_queue_age_seconds?: number
+  generated_for?: string
+  hold?: HoldView
+  pause?: GraphPause
+}
+
+export interface GraphDataset {
+  dataset: string
+  dag: string
+  storage: string
+  reads?: string[]
+}
+
+export interface GraphResponse {
+  jobs: GraphJob[]
+  datasets: GraphDataset[]
+}
+
+export interface CoverageView {
+  first?: number
+  last?: number
+  gap_count?: number
+  gaps?: [number, number][]
+  dead?: number
+  first_name?: string
+  last_name?: string
+  gap_names?: [string, string][]
+}
+
+export interface FailedCheckView {
+  check: string
+  scopes: number
+  problem: string
+  task_id?: string
+}
+
+export interface DatasetView {
+  dataset: string
+  commits: number
+  rows: number
+  bytes: number
+  cursor?: number
+  coverage?: CoverageView
+  storage?: string
+  at_most?: boolean
+  events?: number
+  cursor_name?: string
+  dead_letters?: number
+  failed_checks?: FailedCheckView[]
+}
+
+export interface FailureView {
+  dag: string
+  job: string
+  state: 'dead' | 'retrying'
+  tasks: number
+  code: string
+  message: string
+  newest: string
+  scope?: string
+  and_more?: boolean
+}
+
+export interface StuckView {
+  dag: string
+  job: string
+  reason: string
+  sentence: string
+}
+
+export interface StatusResponse {
+  counts: Record<string, Record<string, number>>
+  datasets: DatasetView[]
+  outbox_lag_seconds: number
+  failed?: FailureView[]
+  stuck?: StuckView[]
+  dead_superseded?: number
+  dead_retired?: number
+}
+
+export interface TaskView {
+  task_id: string
+  dag: string
+  job: string
+  state: string
+  kind: string
+  attempt: number
+  max_attempts: number
+  created_at: string
+  scope?: string
+  priority?: string
+  worker_id?: string
+  started_at?: string
+  finished_at?: string
+  cancel_requested?: boolean
+  progress?: Record<string, unknown>
+  error?: Record<string, unknown>
+  standing?: string
+}
+
+export interface TasksResponse {
+  tasks: TaskView[]
+}
+
+export interface LineageView {
+  event_id: number
+  dataset: string
+  kind: string
+  scope: string
+  producer_id: string
+}
+
+export interface WholeReadView {
+  dataset: string
+  commit_id?: number
+  committed_at?: string
+  newer?: number
+}
+
+export interface TaskDetail {
+  task: TaskView
+  inputs: LineageView[]
+  outputs: LineageView[]
+  reads?: WholeReadView[]
+}
+
+export interface ReasonView {
+  code: string
+  sentence: string
+}
+
+export interface AttemptLog {
+  attempt: number
+  text: string
+  written_at: string
+}
+
+export interface TaskLogs {
+  task_id: string
+  state: string
+  attempt: number
+  attempts: AttemptLog[]
+}
+
+export interface ExplainResponse {
+  task_id: string
+  state: string
+  job: string
+  reasons: ReasonView[]
+  dag?: string
+  scope?: string
+  error?: Record<string, unknown>
+  log?: AttemptLog
+  next_step?: string
+  retry_helps?: boolean
+}
+
+export interface TaskChanges {
+  changed: Record<string, string>
+  unchanged: string[]
+  why_unchanged?: Record<string, string>
+}
