@@ -35,8 +35,8 @@ jobs:
 ID = "0198c5a4-6a4e-7f3b-9d8e-2f6f0c1d7a55"
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 
-NOT_CALLED = ("/auth/", "/hooks/", "/iceberg/v1/", "/healthz", "/readyz")
-"""Of browsers and `traceplane login`, of senders of webhooks, of readers of Iceberg tables, of load balancers."""
+NOT_CALLED = ("/auth/", "/api/v1/changes", "/hooks/", "/iceberg/v1/", "/healthz", "/readyz")
+"""Of browsers and `traceplane login`, of pages of the web UI, of senders of webhooks, of readers of Iceberg tables, of load balancers."""
 MADE_FROM_FILES = {"DeployRequest": {"code", "requirement_files", "locks"}}
 FOR_THE_NEXT_PAGE = {"TaskSelection": {"after"}}
 
@@ -135,6 +135,7 @@ def uses(folder: Path) -> dict[str, list[Callable[[Client], Any]]]:
         "query_task": [lambda c: c.query_task("select 1", "t.out", as_of_version={"t": 1})],
         "execution": [lambda c: c.execution(ID).__enter__()],
         "dags.all": [lambda c: c.dags.all()],
+        "dags.graph": [lambda c: c.dags.graph(), lambda c: c.dags.graph("t")],
         "dags.cutover": [lambda c: c.dags.cutover("t", drop_missing=True)],
         "dags.rollback": [lambda c: c.dags.rollback("t", to=1, drop_missing=True)],
         "dags.abort": [lambda c: c.dags.abort("t")],

@@ -46,7 +46,7 @@ function say(state: Connection): void {
 }
 
 function open(): void {
-  const stream = new EventSource('/api/v1/changes')
+  const stream = new EventSource('/api/v1/changes?for_seconds=120')
   stream.addEventListener('open', () => {
     say('live')
   })

@@ -71,7 +71,7 @@ class GraphResponse(Wire, frozen=True):
 
 
 class ChangesQuery(Wire, frozen=True):
-    for_seconds: Annotated[int, msgspec.Meta(ge=1, le=120)] = 120
+    for_seconds: Annotated[int, msgspec.Meta(ge=1, le=120)]
     """After so many seconds the stream ends; whoever wants more calls again, and shows again who they are."""
 
 
