@@ -48,8 +48,10 @@ def install_node() -> None:
     if COREPACK.is_file():
         return
     run(
-        [ROOT / ".venv/bin/uv", "pip", "install", "--quiet", "--system-certs", "--require-hashes"]
-        + ["--python", sys.executable, "--target", NODE, "-r", ROOT / "locks/node.txt"]
+        [
+            *(ROOT / ".venv/bin/uv", "pip", "install", "--quiet", "--system-certs", "--require-hashes"),
+            *("--python", sys.executable, "--target", NODE, "-r", ROOT / "locks/node.txt"),
+        ]
     )
 
 

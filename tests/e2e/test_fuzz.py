@@ -191,6 +191,7 @@ GATEWAY = [
     "GET /api/v1/datasets",
     "GET /api/v1/datasets/{dataset_id}",
     "GET /api/v1/datasets/{dataset_id}/explain",
+    "GET /api/v1/datasets/{dataset_id}/coverage",
     "GET /api/v1/status",
     "GET /iceberg/v1/config",
     "GET /iceberg/v1/{prefix}/namespaces",

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext
+from playwright.async_api import Browser, BrowserContext, expect
 
 from tests import chromium
 from tests.ui.pages import Visitor
 from tests.ui.world import World, world_of
 from traceplane.gateway.pages import BUILT
+
+PATIENCE_MS = 120_000
+"""How long a page takes is the machine's affair."""
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -36,7 +40,7 @@ async def world(browser: Browser, database_url: str, tmp_path: Path) -> AsyncIte
 async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
     """A browser of somebody who has never been here."""
     opened = await browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light")
-    opened.set_default_timeout(30_000)
+    opened.set_default_timeout(PATIENCE_MS)
     yield opened
     await opened.close()
 

@@ -203,3 +203,91 @@ export interface TaskChanges {
   unchanged: string[]
   why_unchanged?: Record<string, string>
 }
+
+export interface CatalogEntry {
+  dataset: string
+  dag: string
+  storage: string
+  rows: number
+  bytes: number
+  commits: number
+  version?: number
+  cursor?: number
+  coverage?: CoverageView
+  description?: string
+  at_most?: boolean
+  events?: number
+  cursor_name?: string
+}
+
+export interface CatalogResponse {
+  datasets: CatalogEntry[]
+}
+
+export interface ColumnView {
+  name: string
+  type: string
+  nullable: boolean
+  pii?: boolean
+  derived_from?: string[]
+  declassified?: string
+}
+
+export interface CronView {
+  dag: string
+  job: string
+  schedule: string
+  time_zone: string
+  next_tick?: string
+  last_tick?: string
+  paused?: boolean
+}
+
+export interface DatasetDetail {
+  dataset: CatalogEntry
+  columns: ColumnView[]
+  position?: string
+  produced_by?: string[]
+  read_by?: string[]
+  sql?: string
+  cron?: CronView
+  read_roles?: string[]
+  write_roles?: string[]
+}
+
+export interface StripCell {
+  present?: number
+  waiting?: number
+  running?: number
+  dead?: number
+}
+
+export interface CoverageStrip {
+  dataset: string
+  cells: StripCell[]
+  first?: number
+  last?: number
+  per_cell?: number
+  names?: string[]
+  tasks_left_out?: boolean
+}
+
+export interface ScopeExplanation {
+  dataset: string
+  first: number
+  last: number
+  reasons: ReasonView[]
+  scope?: string
+  missing_scopes?: string[]
+}
+
+export interface BackfillResponse {
+  dataset: string
+  job: string
+  scopes: number
+  created: number
+  unfinished: number
+  missing: number
+  failed: number
+  left_out?: number
+}

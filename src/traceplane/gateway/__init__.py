@@ -10,6 +10,7 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     changes             which things changed, as a stream, so that pages ask for those anew
     channels            channels of an organization, as its admins set and test them
     coverage            why some positions of a dataset are missing, followed upstream
+    coverage_strip      what a dataset holds, as a strip of cells
     cron_sources        cron sources: when each fires next, and when it last did
     datasets            the catalog as people see it
     dead_letters        dead letters of buffered datasets, as people look at them, replay and drop them
