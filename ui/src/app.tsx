@@ -9,7 +9,13 @@ import { connection, start } from './live'
 import { A, Empty, Loading, Problem, Toasts } from './parts'
 import { Help, Palette, onKey, overlay } from './palette'
 import { PAGES } from './pages'
+import { AlertPage, AlertsPage } from './pages/alerts'
+import { DatasetPage, DatasetsPage } from './pages/datasets'
+import { DagPage, DeploysPage } from './pages/deploys'
 import { GraphPage } from './pages/graph'
+import { HealthPage } from './pages/health'
+import { LettersPage } from './pages/letters'
+import { QueriesPage } from './pages/queries'
 import { TaskPage } from './pages/task'
 import { TasksPage } from './pages/tasks'
 import { place } from './router'
@@ -69,7 +75,19 @@ function Current() {
     case 'graph':
       return <GraphPage />
     case 'tasks':
-      return name ? <TaskPage id={name} /> : <TasksPage />
+      return name ? <TaskPage key={name} id={name} /> : <TasksPage />
+    case 'datasets':
+      return name ? <DatasetPage key={name} name={name} /> : <DatasetsPage />
+    case 'deploys':
+      return name ? <DagPage key={name} dag={name} /> : <DeploysPage />
+    case 'queries':
+      return <QueriesPage />
+    case 'alerts':
+      return name ? <AlertPage key={name} id={name} /> : <AlertsPage />
+    case 'dead-letters':
+      return <LettersPage />
+    case 'health':
+      return <HealthPage />
     default:
       return (
         <Empty icon="search" title="There is no such page">

@@ -157,7 +157,7 @@ function everything(graph?: GraphResponse): Found[] {
         icon: 'dataset',
         name: one.dataset,
         kind: 'Dataset',
-        run: () => go(address.graph({ dag: one.dag, at: `dataset:${one.dataset}` })),
+        run: () => go(address.dataset(one.dataset)),
       }),
     ),
   ]

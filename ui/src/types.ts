@@ -119,6 +119,8 @@ export interface StatusResponse {
   stuck?: StuckView[]
   dead_superseded?: number
   dead_retired?: number
+  cron?: CronView[]
+  dead_messages?: Record<string, number>
 }
 
 export interface TaskView {
@@ -290,4 +292,156 @@ export interface BackfillResponse {
   missing: number
   failed: number
   left_out?: number
+}
+
+export interface LackingView {
+  dataset: string
+  first: number
+  last: number
+  scope?: string
+}
+
+export interface BuildView {
+  dataset: string
+  built: number
+  serving: number
+}
+
+export interface SourceBehindView {
+  job: string
+  dataset: string
+  position: number
+}
+
+export interface VersionView {
+  version: number
+  state: 'building' | 'active' | 'retired' | 'aborted' | 'collected'
+  created_at: string
+  activated_at?: string
+  manual_cutover?: boolean
+  datasets?: BuildView[]
+  replays?: number
+  unfinished?: number
+  dead?: number
+  sources_behind?: number
+  lacking?: LackingView[]
+  behind?: SourceBehindView[]
+}
+
+export interface VersionsResponse {
+  dag: string
+  versions: VersionView[]
+}
+
+export interface MovedResponse {
+  dag: string
+  version: number
+  before?: number
+  lacking?: LackingView[]
+}
+
+export interface AlertView {
+  alert_id: string
+  dag: string
+  alert: string
+  state: 'open' | 'suppressed' | 'retracted' | 'acknowledged'
+  severity: string
+  title: string
+  found_at: string
+  event_time?: string
+  dataset?: string
+  subject?: Record<string, unknown>
+  fields?: Record<string, unknown>
+  position?: string
+  suppressed?: string
+  owner?: string
+  channels?: string[]
+  retracted_at?: string
+  acknowledged_at?: string
+  acknowledged_by?: string
+  hides_personal_data?: boolean
+}
+
+export interface AlertsResponse {
+  alerts: AlertView[]
+  after?: string
+}
+
+export interface AlertMessageView {
+  delivery_id: string
+  channel: string
+  kind: string
+  state: string
+  tries: number
+  created_at: string
+  ended_at?: string
+  code?: string
+  reason?: string
+}
+
+export interface AlertDetail {
+  alert: AlertView
+  deliveries: AlertMessageView[]
+  text?: string
+  occurrence?: number
+}
+
+export interface DeadLetterView {
+  task_id: string
+  dag: string
+  job: string
+  dataset: string
+  attempt: number
+  tries: number
+  rows: number
+  bytes: number
+  files: number
+  handed_over_at: string
+  failed_at: string
+  scope?: string
+  error?: Record<string, unknown>
+  standing?: string
+}
+
+export interface DeadLettersResponse {
+  letters: DeadLetterView[]
+  after?: number
+}
+
+export interface LetterFileView {
+  dataset: string
+  path: string
+  rows: number
+  bytes: number
+}
+
+export interface RefusedRow {
+  file?: string
+  row?: number
+  column?: string
+  value?: string
+  expected?: string
+}
+
+export interface DeadLetterDetail {
+  letter: DeadLetterView
+  files: LetterFileView[]
+  row?: RefusedRow
+  why_not_replayed?: string
+  next_step?: string
+}
+
+export interface QueryTask {
+  task_id: string
+  dataset: string
+  dag: string
+  reason?: string
+}
+
+export interface QueryPlan {
+  engine: string
+  reason: string
+  files: number
+  of_files: number
+  bytes: number
 }

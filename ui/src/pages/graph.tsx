@@ -30,7 +30,8 @@ export function GraphPage() {
   const choose = (id: string | undefined) => setQuery({ at: id })
   const open = (node: Node) => {
     if (node.kind === 'dag') go(address.graph({ dag: node.dag }))
-    else if (node.kind === 'job') go(address.tasks({ dag: node.dag, job: node.name }))
+    else if (node.kind === 'dataset') go(address.dataset(node.name))
+    else go(address.tasks({ dag: node.dag, job: node.name }))
   }
   const node = graph?.nodes.find((one) => one.id === chosen)
   const searched = (event: KeyboardEvent) => {
@@ -225,6 +226,9 @@ function AboutDataset({ node }: { node: DatasetNode }) {
         {view?.coverage?.gap_count ? <Fact name="Gaps">{count(view.coverage.gap_count)}</Fact> : null}
       </Facts>
       <Names title="Computed from" names={dataset.reads ?? []} />
+      <div class="actions">
+        <A class="button" href={address.dataset(dataset.dataset)}>Open it</A>
+      </div>
     </>
   )
 }

@@ -91,7 +91,7 @@ export function TaskPage({ id }: { id: string }) {
             <Lineage of={inputs} linked none="No event: it was asked for by hand, or by a schedule." />
             {(reads ?? []).map((read) => (
               <p class="small" key={read.dataset}>
-                Read all of <A href={address.graph({ at: `dataset:${read.dataset}` })}>{read.dataset}</A>{' '}
+                Read all of <A href={address.dataset(read.dataset)}>{read.dataset}</A>{' '}
                 {read.committed_at ? <>as of <Time at={read.committed_at} /></> : 'while it was empty'}
                 {read.newer ? `; ${read.newer} commits are newer` : ''}
               </p>
@@ -227,7 +227,7 @@ function Lineage({ of, none, linked }: { of: LineageView[]; none: string; linked
     <ul class="lineage">
       {of.slice(0, 100).map((one) => (
         <li key={one.event_id}>
-          <A href={address.graph({ at: `dataset:${one.dataset}` })}>{one.dataset}</A> <span>{one.scope}</span>
+          <A href={address.dataset(one.dataset)}>{one.dataset}</A> <span>{one.scope}</span>
           {one.kind === 'invalidation' && <span class="tag">correction</span>}
           {linked && <A class="small" href={address.task(one.producer_id)}>made by</A>}
         </li>
