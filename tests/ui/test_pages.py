@@ -39,6 +39,7 @@ async def test_signing_out_ends_the_session(visitor: Visitor, context: BrowserCo
     cookies = await context.cookies()
     await page.get_by_role("button", name="Sign out").click()
     await expect(page.get_by_role("heading", name="Sign in to Traceplane")).to_be_visible()
+    await visitor.world.plane.api.refresh()
     await context.add_cookies(cookies)  # type: ignore[arg-type]
     await page.reload()
     await expect(page.get_by_role("alert")).to_contain_text("The token was revoked")

@@ -52,12 +52,20 @@ class ChangesApi:
     def __init__(self, orgs: OrgDatabases) -> None:
         self._orgs = orgs
         self._watched: dict[UUID, _Watched] = {}
+        self._ended = False
 
     def routes(self) -> list[Route]:
         return [
             Route("GET", "/api/v1/changes", None, Stream, self.changes, "reader",
                   "Which things change, as server-sent events.", query=ChangesQuery),
         ]  # fmt: skip
+
+    def end(self) -> None:
+        """Ends all streams: the gateway stops, and waits for nobody who only listens."""
+        self._ended = True
+        for watched in self._watched.values():
+            for heard in watched.listeners:
+                heard.put_nowait(frozenset())
 
     async def changes(self, call: Call[None]) -> Stream:
         caller: Caller = call.principal
@@ -75,14 +83,16 @@ class ChangesApi:
             ends = time.monotonic() + query.for_seconds
             async with self._listening(caller) as heard:
                 await push(b"retry: 1000\nevent: open\ndata: {}\n\n")
-                while (left := ends - time.monotonic()) > 0:
+                while (left := ends - time.monotonic()) > 0 and not self._ended:
                     things: frozenset[Thing] = frozenset()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(min(left, _QUIET_SECONDS)):
                             things = await heard.get()
-                    if not things:
+                    if not things and not self._ended:
                         await push(b": nothing\n\n")
                         continue
+                    if not things:
+                        break
                     message = changed(things, await self._access(caller))
                     if message != Changed():
                         await push(b"event: changed\ndata: %s\n\n" % msgspec.json.encode(message))
@@ -98,7 +108,7 @@ class ChangesApi:
         watched = self._watched.setdefault(caller.org_id, _Watched())
         heard: asyncio.Queue[frozenset[Thing]] = asyncio.Queue()
         watched.listeners.add(heard)
-        if watched.look is None:
+        if watched.look is None or watched.look.done():
             watched.look = asyncio.create_task(self._watch(caller.org_id, caller.org, watched))
         try:
             yield heard

@@ -19,19 +19,17 @@ BUILT = Path(__file__).with_name("ui")
 """Where `make setup` puts what it builds from the folder `ui` of the repository."""
 ADDRESSES = frozenset(
     {
-        b"",
         b"graph",
         b"datasets",
         b"tasks",
         b"deploys",
-        b"events",
         b"queries",
         b"alerts",
         b"dead-letters",
         b"health",
     }
 )
-"""The first segments of the addresses that the UI has pages for."""
+"""The first segments of the addresses that the UI has pages for, besides `/`."""
 
 _ASSETS = b"/assets/"
 _POLICY = (
@@ -100,7 +98,7 @@ class Pages:
         if path.startswith(_ASSETS):
             asset = self._assets.get(path)
             return None if asset is None else asset.reply(headers)
-        if path[1:].partition(b"/")[0] not in ADDRESSES:
+        if path != b"/" and path[1:].partition(b"/")[0] not in ADDRESSES:
             return None
         if self._page is None:
             return Reply(

@@ -111,7 +111,7 @@ class BrowserLink(Wire, frozen=True):
 
 
 class BrowserCode(Wire, frozen=True):
-    code: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    code: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{43}$")]
     """What stands in a link behind `#sign-in=`."""
 
 

@@ -72,7 +72,7 @@ function Result({ outcome }: { outcome?: Outcome }) {
   if (!outcome)
     return (
       <Empty icon="queries" title="Ask something">
-        <p>One <code>select</code> over datasets, in DuckDB's dialect. It reads one consistent state of all of them. Names of datasets go in quotes if they have dots: <code>from "shop.sales"</code></p>
+        <p>One <code>select</code> over datasets, in DuckDB's dialect. It reads one consistent state of all of them.</p>
       </Empty>
     )
   if (outcome.error) return <Problem error={outcome.error} />
@@ -123,6 +123,7 @@ const WORDS =
   'select from where group by order having limit offset join left right full inner outer cross on using as and or not in is null like ilike between case when then else end distinct union all intersect except with asc desc exists over partition rows count sum avg min max round coalesce cast date_trunc interval true false'
 const KEYWORDS = new Set(WORDS.split(' '))
 const TOKEN = /(--[^\n]*|\/\*[\s\S]*?(?:\*\/|$))|('(?:[^']|'')*'?)|("(?:[^"]|"")*"?)|(\b\d+(?:\.\d+)?\b)|([A-Za-z_][\w.]*)|([\s\S])/g
+const PLAIN = /^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$/
 const MOST_OFFERED = 8
 
 interface Offer {
@@ -141,7 +142,7 @@ function Editor({ sql, set, run }: { sql: string; set: (sql: string) => void; ru
   const words = useMemo<Offer[]>(
     () => [
       ...(detail.data?.columns ?? []).map((column) => ({ text: column.name, kind: column.type })),
-      ...(catalog.data?.datasets ?? []).map((one) => ({ text: `"${one.dataset}"`, kind: 'dataset' })),
+      ...(catalog.data?.datasets ?? []).map((one) => ({ text: PLAIN.test(one.dataset) ? one.dataset : `"${one.dataset.replaceAll('"', '""')}"`, kind: 'dataset' })),
       ...[...KEYWORDS].map((text) => ({ text, kind: '' })),
     ],
     [catalog.data, detail.data],
@@ -182,7 +183,7 @@ function Editor({ sql, set, run }: { sql: string; set: (sql: string) => void; ru
         {coloured(sql)}
         {'\n'}
       </pre>
-      <textarea ref={area} value={sql} spellcheck={false} autocomplete="off" aria-label="SQL" placeholder={'select *\nfrom "shop.sales"\nlimit 100'} data-search
+      <textarea ref={area} value={sql} spellcheck={false} autocomplete="off" aria-label="SQL" placeholder={'select *\nfrom shop.sales\nlimit 100'} data-search
         aria-autocomplete="list" onKeyDown={onKeyDown} onBlur={() => setTimeout(() => setOffers(undefined), 200)}
         onInput={(event) => (set(event.currentTarget.value), offer())}
         onScroll={(event) => {
