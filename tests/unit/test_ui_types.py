@@ -17,7 +17,7 @@ CALLED = re.compile(r"[`'](/(?:api/v1|auth)/[^`'?]*)")
 PLACE = re.compile(r"\$\{[^}]*\}")
 JSON_TYPES = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean"}
 
-INTERFACES = {name: body for name, body in INTERFACE.findall((SOURCES / "types.ts").read_text())}
+INTERFACES = dict(INTERFACE.findall((SOURCES / "types.ts").read_text()))
 
 
 @pytest.fixture(scope="module")
