@@ -49,6 +49,6 @@ async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
 async def visitor(world: World, context: BrowserContext) -> AsyncIterator[Visitor]:
     """Somebody who has signed in by a link; afterwards, no page may have complained."""
     visitor = await Visitor.of(world, context)
-    await visitor.page.goto(await world.link())
+    await visitor.sign_in(await world.link())
     yield visitor
     assert visitor.complaints == []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import BrowserContext, ConsoleMessage, Page
+from playwright.async_api import BrowserContext, ConsoleMessage, Page, expect
 
 from tests.ui.world import World
 
@@ -35,6 +35,10 @@ class Visitor:
     def _noted(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
             self.complaints.append(message.text)
+
+    async def sign_in(self, link: str) -> None:
+        await self.page.goto(link)
+        await expect(self.page.get_by_role("navigation", name="Pages")).to_be_visible()
 
     async def go(self, path: str) -> None:
         await self.page.goto(self.world.url + path)

@@ -8,7 +8,7 @@ import pytest
 from playwright.async_api import BrowserContext, expect
 
 from tests.ui.pages import Visitor
-from tests.ui.world import HOSTILE, World
+from tests.ui.world import HOSTILE, SHOP, World
 from traceplane.auth.roles import Role
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -85,7 +85,7 @@ async def test_the_graph_follows_what_happens(visitor: Visitor) -> None:
     await world.plane.resume("shop", "forecast")
     await expect(forecast).to_have_accessible_name("Job forecast of shop: idle")
     await forecast.click()
-    await page.get_by_role("button", name="Pause").click()
+    await page.get_by_role("button", name="Pause", exact=True).click()
     await expect(page.get_by_role("status").filter(has_text="forecast is paused")).to_be_visible()
     await expect(forecast).to_have_accessible_name("Job forecast of shop: paused")
 
@@ -105,7 +105,7 @@ async def test_tasks_are_filtered_by_the_address(visitor: Visitor) -> None:
     await page.get_by_label("DAG").select_option("market")
     await page.get_by_label("Job").select_option("average")
     assert page.url.endswith("/tasks?dag=market&job=average")
-    await expect(rows).to_have_count(5)
+    await expect(rows).to_have_count(20)
 
 
 async def test_a_dead_task_tells_why_and_is_retried(visitor: Visitor) -> None:
@@ -127,7 +127,7 @@ async def test_a_dead_task_tells_why_and_is_retried(visitor: Visitor) -> None:
 async def test_a_reader_sees_no_buttons_that_change_something(world: World, context: BrowserContext) -> None:
     await world.busy()
     visitor = await Visitor.of(world, context)
-    await visitor.page.goto(await world.link(await world.token(Role.READER)))
+    await visitor.sign_in(await world.link(await world.token(Role.READER)))
     await visitor.go("/tasks?state=dead")
     await visitor.page.get_by_role("link", name="enrich").click()
     await expect(visitor.page.get_by_role("heading", name="Why it failed")).to_be_visible()
@@ -168,3 +168,78 @@ async def test_a_page_that_is_not_there_leads_back(visitor: Visitor) -> None:
     await expect(visitor.page.get_by_role("heading", name="There is no such task")).to_be_visible()
     assert [re.sub(r"[^0-9]+", "", text) for text in visitor.complaints] == ["404"] * len(visitor.complaints)
     visitor.complaints.clear()
+
+
+async def test_datasets_show_what_they_hold(visitor: Visitor) -> None:
+    await visitor.world.busy()
+    page = visitor.page
+    await visitor.go("/datasets")
+    await expect(page.get_by_role("link", name="shop.clean_orders")).to_be_visible()
+    await visitor.audit("datasets")
+    await page.get_by_placeholder("Find datasets").fill("clean")
+    await page.get_by_role("link", name="shop.clean_orders").click()
+    strip = page.get_by_role("slider")
+    await expect(strip).to_have_attribute("aria-valuetext", re.compile("^40 of 130 present, 90 missing"))
+    await strip.focus()
+    await page.keyboard.press("ArrowRight")
+    await page.keyboard.press("Enter")
+    await page.get_by_role("button", name="Why is it so?").click()
+    await expect(page.get_by_text("shop.clean_orders holds all of it.")).to_be_visible()
+    await page.get_by_label("What to compute").select_option("all")
+    await page.get_by_role("button", name="Backfill…").click()
+    await expect(page.get_by_text("This makes 1 task of clean.")).to_be_visible()
+    await visitor.audit("dataset")
+    await page.get_by_role("button", name="Compute").click()
+    await expect(page.get_by_text("1 task of clean will compute it")).to_be_visible()
+
+
+async def test_a_version_is_rolled_back(visitor: Visitor) -> None:
+    await visitor.world.busy()
+    page = visitor.page
+    await visitor.world.plane.deploy(SHOP + "description: the second one\n")
+    await visitor.go("/deploys")
+    await visitor.audit("deploys")
+    await page.get_by_role("link", name="shop", exact=True).click()
+    await expect(page.get_by_role("row").filter(has_text="Serving")).to_contain_text("2")
+    await page.get_by_role("button", name="Roll back to it").click()
+    await visitor.audit("rollback")
+    await page.get_by_role("button", name="Roll back", exact=True).click()
+    await expect(page.get_by_text("Version 1 serves")).to_be_visible()
+
+
+async def test_queries_answer_with_a_table(visitor: Visitor) -> None:
+    page = visitor.page
+    await visitor.go("/queries")
+    await visitor.audit("queries-empty")
+    editor = page.get_by_label("SQL")
+    await editor.fill("select n, 'x' || n as text from (values (1), (2), (3)) t (n) where n > 1 order by n")
+    await editor.press("Control+Enter")
+    table = page.get_by_role("region", name="Result")
+    await expect(table.get_by_role("row").nth(1)).to_contain_text("x2")
+    await expect(page.get_by_text("2 rows in")).to_be_visible()
+    await visitor.audit("queries")
+    await editor.fill("selec 1")
+    await editor.press("Control+Enter")
+    await expect(page.get_by_role("alert")).to_contain_text("query.")
+    visitor.complaints.clear()  # the browser complains about every 400
+
+
+async def test_other_pages_say_what_to_do_where_there_is_nothing(visitor: Visitor) -> None:
+    for path, title in {
+        "/datasets": "No dataset yet",
+        "/deploys": "Nothing is deployed yet",
+        "/alerts": "No alert was found",
+        "/dead-letters": "No dead letters",
+        "/health": "All is well",
+    }.items():
+        await visitor.go(path)
+        await expect(visitor.page.get_by_role("heading", name=title)).to_be_visible()
+        await visitor.audit(f"{path[1:]}-empty")
+
+
+async def test_health_names_what_needs_somebody(visitor: Visitor) -> None:
+    await visitor.world.busy()
+    await visitor.go("/health")
+    await expect(visitor.page.get_by_role("heading", name="Dead tasks")).to_be_visible()
+    await expect(visitor.page.get_by_text("the model is being trained anew")).to_be_visible()
+    await visitor.audit("health")

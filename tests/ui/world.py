@@ -79,8 +79,8 @@ class World:
         plane = self.plane
         await plane.deploy(SHOP)
         await plane.deploy(MARKET)
-        await plane.emit("shop.orders", range(12))
-        await plane.emit("market.bars", range(5))
+        await plane.emit("shop.orders", range(40))
+        await plane.emit("market.bars", range(20))
         await plane.run_all()
         await plane.emit("shop.refunds", [3])
         for held in await self.held():

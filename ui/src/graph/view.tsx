@@ -41,22 +41,33 @@ export function GraphView({ graph, chosen, found, choose, open }: Props) {
     const used = Math.max(SMALLEST, scale)
     setFrame({ scale: used, x: (width - placed.width * used) / 2, y: (height - placed.height * used) / 2 })
   }
-  useEffect(fit, [placed])
+  const moved = useRef(false) // by somebody: then nothing else moves it
   useEffect(() => {
-    const seen = new ResizeObserver(() => fit())
+    if (!moved.current) fit()
+  }, [placed])
+  useEffect(() => {
+    const seen = new ResizeObserver(() => !moved.current && fit())
     seen.observe(box.current!)
     return () => seen.disconnect()
   }, [placed])
 
+  const move = (change: (before: Frame) => Frame) => {
+    moved.current = true
+    setFrame(change)
+  }
   const zoom = (factor: number, at?: { x: number; y: number }) =>
-    setFrame((before) => {
+    move((before) => {
       const { width, height } = box.current!.getBoundingClientRect()
       const middle = at ?? { x: width / 2, y: height / 2 }
       const scale = Math.min(LARGEST, Math.max(SMALLEST, before.scale * factor))
       const by = scale / before.scale
       return { scale, x: middle.x - (middle.x - before.x) * by, y: middle.y - (middle.y - before.y) * by }
     })
-  useMoves(box, setFrame, zoom, () => choose(undefined))
+  const fitAgain = () => {
+    moved.current = false
+    fit()
+  }
+  useMoves(box, move, zoom, () => choose(undefined))
 
   const show = (id: string) => {
     const at = placed.nodes.get(id)
@@ -68,6 +79,7 @@ export function GraphView({ graph, chosen, found, choose, open }: Props) {
       const x = at.x * scale + before.x
       const y = at.y * scale + before.y
       if (scale === before.scale && inside(x, width) && inside(y, height)) return before
+      moved.current = true
       return { scale, x: width / 2 - (at.x + 100) * scale, y: height / 2 - (at.y + 30) * scale }
     })
   }
@@ -93,7 +105,7 @@ export function GraphView({ graph, chosen, found, choose, open }: Props) {
     if (event.ctrlKey || event.metaKey || event.altKey) return
     if (event.key === '+' || event.key === '=') zoom(1.25)
     else if (event.key === '-') zoom(0.8)
-    else if (event.key === '0') fit()
+    else if (event.key === '0') fitAgain()
     else if (event.key === 'Escape') choose(undefined)
   }
   const first = focused !== undefined && byId.has(focused) ? focused : graph.nodes[0]?.id
@@ -115,7 +127,7 @@ export function GraphView({ graph, chosen, found, choose, open }: Props) {
             const at = placed.nodes.get(node.id)
             return (
               at && (
-                <g key={node.id} data-node={node.id} transform={`translate(${at.x} ${at.y})`} tabIndex={node.id === first ? 0 : -1} role="button"
+                <g key={node.id} data-node={node.id} transform={`translate(${at.x} ${at.y})`} tabindex={node.id === first ? 0 : -1} role="button"
                   aria-pressed={node.id === chosen} aria-label={spoken(node)} onFocus={() => setFocused(node.id)}
                   class={`node node-${node.kind} is-${node.state} ${node.id === chosen ? 'chosen' : ''} ${isFar(node.id) ? 'far' : ''}`}
                   onClick={() => choose(node.id)} onDblClick={() => open(node)}
@@ -135,7 +147,7 @@ export function GraphView({ graph, chosen, found, choose, open }: Props) {
       <div class="graph-tools" role="group" aria-label="Zoom">
         <Button icon="plus" onClick={() => zoom(1.25)} aria-label="Larger" title="Larger (+)" />
         <Button icon="less" onClick={() => zoom(0.8)} aria-label="Smaller" title="Smaller (−)" />
-        <Button icon="fit" onClick={fit} aria-label="Show all of it" title="Show all of it (0)" />
+        <Button icon="fit" onClick={fitAgain} aria-label="Show all of it" title="Show all of it (0)" />
       </div>
     </div>
   )

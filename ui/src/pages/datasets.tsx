@@ -96,7 +96,7 @@ export function DatasetPage({ name }: { name: string }) {
           {data.sql && (
             <section class="card">
               <h2>Its SQL</h2>
-              <pre tabIndex={0} aria-label="SQL of the dataset">{data.sql}</pre>
+              <pre tabIndex={0} role="region" aria-label="SQL of the dataset">{data.sql}</pre>
             </section>
           )}
         </div>

@@ -67,7 +67,7 @@ export function GraphPage() {
       {graph && graph.nodes.length === 0 && <Nothing />}
       {graph && graph.nodes.length > 0 && (
         <div class="graph-and-panel">
-          <GraphView graph={graph} chosen={node?.id} found={found} choose={choose} open={open} />
+          <GraphView key={dag} graph={graph} chosen={node?.id} found={found} choose={choose} open={open} />
           {node && <Panel node={node} close={() => choose(undefined)} changed={structure.reload} />}
         </div>
       )}

@@ -188,14 +188,14 @@ function Failure({ error }: { error: Record<string, unknown> }) {
       {text('value') && <p><code>{text('value')}</code></p>}
       {file && <p class="small muted">{file}{line ? `, line ${line}` : ''}</p>}
       {traceback.length > 0 && (
-        <pre class="traceback" tabIndex={0} aria-label="Traceback">
+        <pre class="traceback" tabIndex={0} role="region" aria-label="Traceback">
           {traceback.map((row, n) => (
             <span key={n} class={own >= 0 && (n === own || n === own + 1) ? 'own' : ''}>{row + '\n'}</span>
           ))}
         </pre>
       )}
       {printed.length > 0 && (
-        <pre class="traceback" tabIndex={0} aria-label="What it printed last">{printed.slice(-MOST_LINES).join('\n')}</pre>
+        <pre class="traceback" tabIndex={0} role="region" aria-label="What it printed last">{printed.slice(-MOST_LINES).join('\n')}</pre>
       )}
     </div>
   )
@@ -214,7 +214,7 @@ function Logs({ logs, refused, running }: { logs?: TaskLogs; refused?: string; r
           <summary>
             Attempt {attempt.attempt} <span class="muted"><Time at={attempt.written_at} /></span>
           </summary>
-          <pre class="log" tabIndex={0} aria-label={`Log of attempt ${attempt.attempt}`}>{attempt.text}</pre>
+          <pre class="log" tabIndex={0} role="region" aria-label={`Log of attempt ${attempt.attempt}`}>{attempt.text}</pre>
         </details>
       ))}
     </Card>
