@@ -120,14 +120,15 @@ async def _say_when_ready(settings: Settings) -> None:
 
 async def _link(settings: Settings) -> str | None:
     """To the web UI; it is not logged, since it signs in whoever opens it. None: browsers cannot sign in here."""
-    chosen, token = with_user_token(settings)
-    caller = Caller(chosen.gateway_address, token, tls_ca=chosen.tls_ca)
     try:
-        return (await caller.call("POST", "/auth/browser-link", BrowserLink)).url
+        chosen, token = with_user_token(settings)
+        caller = Caller(chosen.gateway_address, token, tls_ca=chosen.tls_ca)
+        try:
+            return (await caller.call("POST", "/auth/browser-link", BrowserLink)).url
+        finally:
+            await caller.close()
     except TraceplaneError:
         return None
-    finally:
-        await caller.close()
 
 
 async def _until_it_answers(host: str, port: int) -> None:
