@@ -231,7 +231,7 @@ async def listener(site: Site, token: str, stack: list[aiohttp.ClientResponse]) 
     assert (answer.status, answer.content_type) == (200, "text/event-stream")
     stack.append(answer)
     stream = Stream(answer)
-    assert await stream.next() == ("open", {})
+    assert await stream.next() == ("ready", {})
     return stream
 
 

@@ -27,9 +27,16 @@ function tell(changed: Changed): void {
   for (const listener of [...listeners]) listener(changed)
 }
 
+function spread(changed: Changed): void {
+  tell(changed)
+  others.postMessage({ changed })
+}
+
 /** Whether a job, as dag/job, is among those that changed. */
 export const concernsJob = (changed: Changed, of: (job: string) => boolean): boolean =>
   (changed.jobs ?? []).some((job) => job === '*' || of(job))
+
+export const concernsDag = (changed: Changed, dag: string): boolean => (changed.dags ?? []).some((one) => one === '*' || one === dag)
 
 export const concernsDataset = (changed: Changed, dataset: string): boolean =>
   (changed.datasets ?? []).some((one) => one === '*' || one === dataset)
@@ -45,15 +52,18 @@ function say(state: Connection): void {
   others.postMessage({ connection: state })
 }
 
+let opened = false
+
 function open(): void {
   const stream = new EventSource('/api/v1/changes?for_seconds=120')
   stream.addEventListener('open', () => {
     say('live')
+    // Nobody knows what changed between two streams.
+    if (opened) spread({ jobs: ['*'], datasets: ['*'], dags: ['*'], alerts: true, dead_letters: true })
+    opened = true
   })
   stream.addEventListener('changed', (event) => {
-    const changed = JSON.parse(event.data) as Changed
-    tell(changed)
-    others.postMessage({ changed })
+    spread(JSON.parse(event.data) as Changed)
   })
   stream.onerror = () => {
     if (stream.readyState !== EventSource.CLOSED) return // a stream that ended opens again by itself

@@ -82,7 +82,7 @@ class ChangesApi:
         async def write(push: Push) -> None:
             ends = time.monotonic() + query.for_seconds
             async with self._listening(caller) as heard:
-                await push(b"retry: 1000\nevent: open\ndata: {}\n\n")
+                await push(b"retry: 1000\nevent: ready\ndata: {}\n\n")
                 while (left := ends - time.monotonic()) > 0 and not self._ended:
                     things: frozenset[Thing] = frozenset()
                     with contextlib.suppress(TimeoutError):
@@ -97,7 +97,8 @@ class ChangesApi:
                     if message != Changed():
                         await push(b"event: changed\ndata: %s\n\n" % msgspec.json.encode(message))
 
-        return Stream(write, "text/event-stream; charset=utf-8")
+        # Proxies that would collect an answer before they send it are told not to.
+        return Stream(write, "text/event-stream; charset=utf-8", ((b"x-accel-buffering", b"no"),))
 
     async def _access(self, caller: Caller) -> Access:
         async with self._orgs.of(caller.org_id).snapshot() as tx:

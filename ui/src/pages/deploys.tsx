@@ -5,6 +5,7 @@ import { post, withParameters } from '../api'
 import { Confirm } from '../confirm'
 import { useData } from '../data'
 import { count, counted } from '../format'
+import { concernsDag, concernsJob } from '../live'
 import { A, Button, Empty, Loading, Page, Problem, State, Time, toast } from '../parts'
 import { address } from '../router'
 import { isAdmin } from '../session'
@@ -48,7 +49,7 @@ type Question = { what: 'cutover' | 'abort' } | { what: 'rollback'; to: number }
 export function DagPage({ dag }: { dag: string }) {
   const { data, error, reload } = useData<VersionsResponse>(
     withParameters('/api/v1/versions', { dag, limit: 100 }),
-    (changed) => (changed.dags ?? []).includes(dag) || (changed.jobs ?? []).some((job) => job.startsWith(`${dag}/`)),
+    (changed) => concernsDag(changed, dag) || concernsJob(changed, (job) => job.startsWith(`${dag}/`)),
   )
   const [question, setQuestion] = useState<Question>()
   if (error && !data)
