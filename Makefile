@@ -10,7 +10,8 @@ SUITE ?= all
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup: $(VENV)/.ready ## Create the virtual environment from the lock files
+setup: $(VENV)/.ready ## Create the virtual environment from the lock files, and build the web UI
+	@$(BIN)/python ui/build.py
 
 $(VENV)/.ready: pyproject.toml locks/bootstrap.txt locks/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Traceplane needs Python 3.11 or newer; this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else 0'
@@ -59,4 +60,4 @@ lock: setup ## Resolve the dependencies anew
 	@$(BIN)/uv pip compile --quiet --system-certs --upgrade pyproject.toml --extra aws --extra celery --extra trigger --group dev --universal --generate-hashes --no-header -o locks/dev.txt
 
 clean: ## Remove what the commands made
-	@rm -rf $(VENV) .traceplane bench/out bench/.venvs
+	@rm -rf $(VENV) .traceplane bench/out bench/.venvs ui/node_modules ui/screens src/traceplane/gateway/ui

@@ -35,6 +35,7 @@ from traceplane.postgres.database import Database
 from traceplane.settings import Settings, load
 from traceplane.wire.control import StatusResponse
 from traceplane.wire.deploys import DeployRequest, DeployResponse
+from traceplane.wire.sign_in import BrowserLink
 
 HERE = Path(__file__).parent
 DAG = HERE / "chain/dag.yaml"
@@ -70,6 +71,7 @@ class Demo:
     async def run(self) -> bool:
         await self.until(self.gateway_answers, "the gateway answers")
         say(f"1. Embedded Postgres, dispatcher, gateway, a Python and a Spark worker run ({self.seconds()}).")
+        say(f"   Watch it in a browser while it runs: {await self.link()}")
         await self.deploy()
         await self.until(self.settled, "all blocks are processed")
         say(f"3. Ingested the chain's {self.head + 1} blocks and processed them on Spark ({self.seconds()}).")
@@ -231,6 +233,9 @@ class Demo:
                 reasons = "; ".join((await waiting(self.database), *self.processes.troubles()))
                 raise DemoFailed(f"timed out after {seconds:.0f} s waiting until {what}: {reasons}")
             await asyncio.sleep(0.05)
+
+    async def link(self) -> str:
+        return (await self.caller.call("POST", "/auth/browser-link", BrowserLink)).url
 
     async def gateway_answers(self) -> bool:
         try:

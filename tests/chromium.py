@@ -84,10 +84,10 @@ def _run(command: Sequence[str], folder: Path) -> str:
 
 
 @contextlib.asynccontextmanager
-async def running(*, trusts: Path, hosts: Sequence[str] = ()) -> AsyncIterator[Browser]:
+async def running(*, trusts: Path | None = None, hosts: Sequence[str] = ()) -> AsyncIterator[Browser]:
     """It accepts the certificate `trusts` and those of known authorities; `hosts` are names of this machine."""
     program = await asyncio.to_thread(installed)
-    arguments = [f"--ignore-certificate-errors-spki-list={_hash_of_key(trusts)}"]
+    arguments = [] if trusts is None else [f"--ignore-certificate-errors-spki-list={_hash_of_key(trusts)}"]
     if hosts:
         arguments.append(f"--host-resolver-rules={','.join(f'MAP {host} 127.0.0.1' for host in hosts)}")
     async with async_playwright() as playwright:

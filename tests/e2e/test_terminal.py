@@ -48,6 +48,7 @@ SHOWS_NOTHING_OF_OTHERS = {
     *("keys rotate", "keys rotate-master", "org create", "org list", "secret set"),
     *(f"token {verb}" for verb in ("issue", "rotate", "revoke")),
     "logout",
+    "ui",
     "spark jars",
     "operators",  # of packages that are installed here: their code could do more
 }

@@ -23,6 +23,7 @@ READER, WRITER, ADMIN = Role.READER, Role.WRITER, Role.ADMIN
 DATABASE = "access to the database"
 PROCESS = "runs a process"
 LOCAL = "asks nobody"
+KNOWN = "needs a token of any role"
 SIGN_IN = "gets or ends a token of its own"
 REPORTS = "reports that it is refused"
 ID = str(uuid4())
@@ -125,6 +126,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "token revoke-id": (READER, [ID]),  # of one's own; an admin those of others
     "login": (SIGN_IN, []),
     "logout": (SIGN_IN, []),
+    "ui": (KNOWN, []),
     "sign-in provider set": (ADMIN, ["idp", "--issuer", "https://idp.example.com", "--client-id", "x"]),
     "sign-in provider list": (ADMIN, []),
     "sign-in provider remove": (ADMIN, ["idp"]),

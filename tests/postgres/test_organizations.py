@@ -185,6 +185,7 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
     return {
         "GET /api/v1/versions": [("/api/v1/versions?dag=shop", None), (f"/api/v1/versions?dag={MARK}", None)],
         "GET /api/v1/dags": [("/api/v1/dags", None)],
+        "GET /api/v1/graph": [("/api/v1/graph", None), (f"/api/v1/graph?dag={MARK}", None)],
         "GET /api/v1/webhooks": [("/api/v1/webhooks", None)],
         "GET /api/v1/audit": [("/api/v1/audit", None), ("/api/v1/audit?principal=default-admin", None)],
         "GET /api/v1/secrets": [("/api/v1/secrets", None)],
@@ -234,6 +235,9 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
         ],
         "GET /api/v1/datasets/{dataset_id}/explain": [
             (f"/api/v1/datasets/{name}/explain?first=0&last=9", None) for name in ("shop.mid", f"{MARK}.in")
+        ],
+        "GET /api/v1/datasets/{dataset_id}/coverage": [
+            (f"/api/v1/datasets/{name}/coverage", None) for name in ("shop.mid", f"{MARK}.in")
         ],
         "GET /api/v1/status": [("/api/v1/status", None)],
         "GET /iceberg/v1/config": [("/iceberg/v1/config?warehouse=live", None)],
@@ -393,11 +397,13 @@ WITH_A_PROVIDER = {
     "POST /auth/device/token",
 }
 """Driven in `test_sign_in`, which has one."""
+OF_BROWSERS = {"POST /auth/browser-link", "POST /auth/browser", "GET /api/v1/changes"}
+"""Driven in `test_web_ui`."""
 
 
 async def test_every_route_is_driven(two: Two) -> None:
     driven = {*reads(two), *changes(two), *own(two)}
-    assert driven | PUBLIC | WITH_A_PROVIDER == await two.http.routes()
+    assert driven | PUBLIC | WITH_A_PROVIDER | OF_BROWSERS == await two.http.routes()
 
 
 async def test_nothing_of_another_organization_is_seen(two: Two) -> None:

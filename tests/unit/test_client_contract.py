@@ -35,8 +35,9 @@ jobs:
 ID = "0198c5a4-6a4e-7f3b-9d8e-2f6f0c1d7a55"
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 
-NOT_CALLED = ("/auth/", "/hooks/", "/iceberg/v1/", "/healthz", "/readyz")
-"""Of browsers and `traceplane login`, of senders of webhooks, of readers of Iceberg tables, of load balancers."""
+NOT_CALLED = ("/auth/", "/api/v1/changes", "/hooks/", "/iceberg/v1/", "/healthz", "/readyz")
+"""Of browsers and `traceplane login`, of the web UI, of senders of webhooks, of readers of Iceberg tables, of
+load balancers."""
 MADE_FROM_FILES = {"DeployRequest": {"code", "requirement_files", "locks"}}
 FOR_THE_NEXT_PAGE = {"TaskSelection": {"after"}}
 
@@ -141,6 +142,7 @@ def uses(folder: Path) -> dict[str, list[Callable[[Client], Any]]]:
         ],
         "execution": [lambda c: c.execution(ID).__enter__()],
         "dags.all": [lambda c: c.dags.all()],
+        "dags.graph": [lambda c: c.dags.graph(), lambda c: c.dags.graph("t")],
         "dags.cutover": [lambda c: c.dags.cutover("t", drop_missing=True)],
         "dags.rollback": [lambda c: c.dags.rollback("t", to=1, drop_missing=True)],
         "dags.abort": [lambda c: c.dags.abort("t")],
@@ -150,6 +152,7 @@ def uses(folder: Path) -> dict[str, list[Callable[[Client], Any]]]:
         "jobs.close_batches": [lambda c: c.jobs.close_batches("t", "j")],
         "datasets.all": [lambda c: c.datasets.all()],
         "datasets.get": [lambda c: c.datasets.get("t/in ö")],
+        "datasets.coverage": [lambda c: c.datasets.coverage("t.in", 1, 2, cells=10)],
         "datasets.explain": [lambda c: c.datasets.explain("t.in", 1, 2)],
         "webhooks.all": [lambda c: c.webhooks.all()],
         "file_sources.all": [lambda c: c.file_sources.all()],

@@ -104,6 +104,9 @@ class TokenBook:
         """The record of a token, however it stands with it."""
         return self._by_hash.get(hash_token(token)) if token.isascii() else None
 
+    def by_hash(self, token_hash: str) -> TokenRecord | None:
+        return self._by_hash.get(token_hash)
+
     def check(self, token: str, principal: Principal, now: float) -> TokenRecord:
         """The record of a live token of this principal; 401 if it is not live, 403 if it is of another principal."""
         _check_shape(token)

@@ -75,6 +75,11 @@ async def are_sealed_with(tx: Transaction, master_key: bytes) -> bool:
     return True
 
 
+BY_SIGN_IN = "sign-in"
+"""By whom tokens of people who signed in were made."""
+BY_CODE = "browser link"
+"""By whom codes for browsers were made."""
+
 RolesOfOrgs = Mapping[UUID, Mapping[str, RoleMeaning]]
 
 
@@ -161,6 +166,46 @@ async def issue_token(
     return token
 
 
+async def add_code(tx: Transaction, record: TokenRecord, code_hash: str, lifetime_seconds: float) -> None:
+    """A code that may be exchanged, once, for a token with the rights of this one. It is stored like a token, so that
+    what revokes the one revokes the other, by a hash that no token has."""
+    await tokens.forget_codes(tx, BY_CODE)
+    now = await tokens.clock(tx)
+    draft = _copy(record, now, lifetime_seconds, created_by=BY_CODE)[1]
+    await _store_record(tx, replace(draft, token_hash=code_hash))
+
+
+async def exchange_code(
+    tx: Transaction, code_hash: str, lifetime_seconds: float, *, created_by: str
+) -> tuple[str, TokenRecord] | None:
+    """A new token for a code, and the code's record; None if it was exchanged before, is too old or unknown."""
+    record = (await load_token_book(tx)).by_hash(code_hash)
+    if record is None or not await tokens.spend_code(tx, code_hash, BY_CODE):
+        return None
+    now = await tokens.clock(tx)
+    token, made = _copy(record, now, lifetime_seconds, created_by=created_by)
+    await _store_record(tx, made)
+    return token, record
+
+
+def _copy(
+    record: TokenRecord, now: float, lifetime_seconds: float, *, created_by: str
+) -> tuple[str, TokenRecord]:
+    """A token of the same name and rights, which lasts no longer."""
+    return opaque.issue(
+        record.principal,
+        org=record.org,
+        name=record.name,
+        now=now,
+        roles=record.named_roles,
+        expires_at=min(_end(record), now + lifetime_seconds),
+        sees_pii=record.sees_pii,
+        datasets=record.datasets,
+        member_id=record.member_id,
+        created_by=created_by,
+    )
+
+
 async def rotate_token(
     tx: Transaction, principal: Principal, *, org: str, name: str, overlap_seconds: float
 ) -> str:
@@ -171,7 +216,8 @@ async def rotate_token(
     await tokens.lock_access_tokens(tx)
     now = await tokens.clock(tx)
     live = [r for r in await _unrevoked(tx, principal, org, name) if not r.expired(now)]
-    if not live:
+    lasting = [r for r in live if r.created_by not in (BY_CODE, BY_SIGN_IN)]
+    if not lasting:
         raise NotFound(
             "token.not_found",
             f"there is no live {principal} token with this name",
@@ -179,7 +225,7 @@ async def rotate_token(
             next_step=near(name, await token_names(tx, principal, org=org))
             or f"issue one with `traceplane token issue {principal}`",
         )
-    newest = max(live, key=lambda r: (r.created_at, _end(r)))
+    newest = max(lasting, key=lambda r: (r.created_at, _end(r)))
     expires_at = None if newest.expires_at is None else now + newest.expires_at - newest.created_at
     rotation = opaque.rotate(newest, now, overlap_seconds, expires_at=expires_at)
     for record in live:

@@ -14,9 +14,12 @@ import click
 from traceplane import crash_points, telemetry
 from traceplane.cli import preflight, profile, supervisor
 from traceplane.cli.output import note
+from traceplane.cli.whereabouts import with_user_token
 from traceplane.errors import TraceplaneError
+from traceplane.http_service.client import Caller
 from traceplane.runtime.process import run_process, run_to_end
 from traceplane.settings import Settings, token_file, with_celery_broker, with_offers, with_tokens
+from traceplane.wire.sign_in import BrowserLink
 
 
 def configure(settings: Settings, service: str) -> None:
@@ -129,8 +132,14 @@ async def _when_ready(settings: Settings, beside: Callable[[Settings], Awaitable
     for port in (settings.dispatcher_port, settings.gateway_port):
         await _until_it_answers(settings.host, port)
     token = token_file(settings, "user")
+    link = await _link(settings)
     note(
         "up.ready",
+        *(
+            [f"web UI   {link}", "         (signs you in, once; `traceplane ui` prints another link)"]
+            if link
+            else []
+        ),
         f"API      {settings.gateway_address}  (token: {token})",
         f"internal {settings.dispatcher_address}",
         "Stop with Ctrl-C.",
@@ -140,6 +149,19 @@ async def _when_ready(settings: Settings, beside: Callable[[Settings], Awaitable
     )
     if beside is not None:
         await beside(settings)
+
+
+async def _link(settings: Settings) -> str | None:
+    """To the web UI; it is not logged, since it signs in whoever opens it. None: browsers cannot sign in here."""
+    try:
+        chosen, token = with_user_token(settings)
+        caller = Caller(chosen.gateway_address, token, tls_ca=chosen.tls_ca)
+        try:
+            return (await caller.call("POST", "/auth/browser-link", BrowserLink)).url
+        finally:
+            await caller.close()
+    except TraceplaneError:
+        return None
 
 
 async def _until_it_answers(host: str, port: int) -> None:

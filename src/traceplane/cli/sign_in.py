@@ -1,4 +1,4 @@
-"""`traceplane login`, `traceplane logout` and `traceplane sign-in`."""
+"""`traceplane login`, `traceplane logout`, `traceplane sign-in` and `traceplane ui`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from traceplane.errors import InvalidInput, Unauthenticated
 from traceplane.http_service.client import Caller
 from traceplane.settings import Settings, signed_in_file, token_file
 from traceplane.wire.sign_in import (
+    BrowserLink,
     DeviceRequest,
     DeviceResponse,
     DeviceTokenRequest,
@@ -82,6 +83,18 @@ async def _sign_in(caller: Caller, org: str, provider: str | None) -> DeviceToke
     raise Unauthenticated(
         "cli.sign_in_expired", "nobody signed in before the code expired", next_step="run it again"
     )
+
+
+@click.command()
+@as_json
+@click.pass_obj
+def ui(settings: Settings, as_json: bool) -> None:
+    """Print a link to the web UI that signs a browser in, once and within ten minutes."""
+    link = call(settings, lambda c: c.call("POST", "/auth/browser-link", BrowserLink))
+    if as_json:
+        say_json(link)
+    else:
+        say(link.url)
 
 
 @click.command()
@@ -231,4 +244,4 @@ def _value(text: str) -> str | bool:
     return {"true": True, "false": False}.get(text, text)
 
 
-COMMANDS: tuple[Any, ...] = (login, logout, sign_in)
+COMMANDS: tuple[Any, ...] = (login, logout, sign_in, ui)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from traceplane.client.connection import Connection, quoted
 from traceplane.wire.control import ScopeExplanation
+from traceplane.wire.coverage import CoverageStrip
 from traceplane.wire.files import FileSourcesResponse, FileSourceView
 from traceplane.wire.queries import CatalogEntry, CatalogResponse, DatasetDetail
 from traceplane.wire.webhooks import WebhooksResponse, WebhookView
@@ -22,6 +23,13 @@ class Datasets:
     def get(self, dataset: str) -> DatasetDetail:
         """A dataset with its columns and the jobs that write and read it."""
         return self._connection.ask("GET", f"{_DATASETS}/{quoted(dataset)}", DatasetDetail)
+
+    def coverage(
+        self, dataset: str, first: int | str | None = None, last: int | str | None = None, *, cells: int = 500
+    ) -> CoverageStrip:
+        """What it holds, lacks and computes from `first` to `last`, by stretches of positions."""
+        path = f"{_DATASETS}/{quoted(dataset)}/coverage"
+        return self._connection.ask("GET", path, CoverageStrip, first=first, last=last, cells=cells)
 
     def explain(self, dataset: str, first: int | str, last: int | str) -> ScopeExplanation:
         """Why positions or partitions from `first` to `last` are missing."""

@@ -13,6 +13,7 @@ from traceplane.wire.deploys import (
     MovedResponse,
     RollbackRequest,
 )
+from traceplane.wire.graph import GraphResponse
 from traceplane.wire.jobs import BatchesClosing, JobName, OpenBatch, PauseChange, PauseRequest
 
 
@@ -23,6 +24,10 @@ class Dags:
     def all(self) -> list[DagView]:
         """Deployed DAGs with their jobs."""
         return self._connection.ask("GET", "/api/v1/dags", DagsResponse).dags
+
+    def graph(self, dag: str | None = None) -> GraphResponse:
+        """Jobs and datasets with their edges, and what holds jobs back."""
+        return self._connection.ask("GET", "/api/v1/graph", GraphResponse, dag=dag)
 
     def cutover(self, dag: str, *, drop_missing: bool = False) -> MovedResponse:
         """Lets the version that was built serve."""

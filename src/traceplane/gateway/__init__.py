@@ -6,8 +6,11 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     api                 routes of the public API
     audit               the audit log: refusals on their way to it, and what admins see of it
     backfill            tasks for the scopes of a range that need one and have none under way
+    browser_links       links that sign a browser in with the rights of a token
+    changes             which things changed, as a stream, so that pages ask for those anew
     channels            channels of an organization, as its admins set and test them
     coverage            why some positions of a dataset are missing, followed upstream
+    coverage_strip      what a dataset holds, as a strip of cells
     cron_sources        cron sources: when each fires next, and when it last did
     datasets            the catalog as people see it
     dead_letters        dead letters of buffered datasets, as people look at them, replay and drop them
@@ -16,11 +19,13 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     emits               events by hand, committed in groups
     file_reading        DAG files of those who may not deploy, read one after the other
     file_sources        file sources: what the last listing found, and what was refused
+    graph               jobs and datasets as one graph, with what holds whom
     hidden_values       what operators wrote, as far as the caller may see what they were handed
     iceberg             datasets as Iceberg tables, for engines that are not ours
     identity_providers  the identity providers of an organization, as its admins set them
     jobs                jobs, as people look after them: pauses, and batches that are closed by hand
     main                the gateway process, wired by hand
+    pages               the web UI as files
     partition_names     names of partitions, as people write them
     people              members, roles and tokens of an organization
     pipelines           pipelines, lists of tickers and executions, as people and Celery workers reach them

@@ -28,15 +28,20 @@ from traceplane.gateway import coverage, cron_sources, datasets
 from traceplane.gateway.alerts import AlertApi
 from traceplane.gateway.audit import AuditApi, act_of, audited, names_in
 from traceplane.gateway.backfill import backfill
+from traceplane.gateway.browser_links import BrowserLinks, is_browser_token
+from traceplane.gateway.changes import ChangesApi
 from traceplane.gateway.channels import ChannelApi
+from traceplane.gateway.coverage_strip import CoverageStripApi
 from traceplane.gateway.dead_letters import DeadLetterApi
 from traceplane.gateway.deliveries import DeliveryApi
 from traceplane.gateway.deploys import DeployApi
 from traceplane.gateway.emits import Emits
 from traceplane.gateway.file_sources import FileSources
+from traceplane.gateway.graph import GraphApi
 from traceplane.gateway.iceberg import IcebergApi
 from traceplane.gateway.identity_providers import IdentityProviderApi
 from traceplane.gateway.jobs import JobApi, pause_view
+from traceplane.gateway.pages import Pages
 from traceplane.gateway.people import PeopleApi
 from traceplane.gateway.pipelines import PipelineApi
 from traceplane.gateway.query_engines import QueryEngines
@@ -111,6 +116,7 @@ class PublicApi:
         self.vault = Vault.of(settings, master_keys.keys)
         self.deploys = DeployApi(settings, self.vault)
         self.jobs = JobApi()
+        self.changes = ChangesApi(orgs)
         self.tasks = TaskApi()
         self.dead_letters = DeadLetterApi()
         self._emits = Emits()
@@ -123,6 +129,7 @@ class PublicApi:
         self.sign_in = SignIn(
             database, orgs, settings, self.vault, outgoing, issuers, self._rate_limits, self.audit
         )
+        self.browser_links = BrowserLinks(database, settings.gateway_address, self._record_of)
         self.identity_providers = IdentityProviderApi(outgoing, issuers)
         self.channels = ChannelApi(Channels(outgoing), self.vault)
         self._queries = Queries(
@@ -170,6 +177,8 @@ class PublicApi:
     def app(self) -> App:
         routes = [
             *self.deploys.routes(),
+            *GraphApi().routes(),
+            *self.changes.routes(),
             Route("POST", "/api/v1/events", EmitRequest, EmitResponse, self.emit, WRITER,
                   "Emit events of source datasets."),
             Route("POST", "/api/v1/backfill", BackfillRequest, BackfillResponse, self.backfill, WRITER,
@@ -188,6 +197,7 @@ class PublicApi:
                   "One dataset with its schema and lineage."),
             Route("GET", "/api/v1/datasets/{dataset_id}/explain", None, ScopeExplanation, self.explain_scope, READER,
                   "Why positions of a dataset are missing.", query=ScopeQuery),
+            *CoverageStripApi().routes(),
             Route("GET", "/api/v1/status", None, StatusResponse, self.status, READER, "Counts and cursors."),
             *self.iceberg.routes(),
             *PipelineApi().routes(),
@@ -200,6 +210,7 @@ class PublicApi:
             *PeopleApi().routes(),
             *self.identity_providers.routes(),
             *self.sign_in.routes(),
+            *self.browser_links.routes(),
             *self.audit.routes(),
         ]  # fmt: skip
         return App(
@@ -211,6 +222,7 @@ class PublicApi:
             max_body_bytes=self._settings.max_body_bytes,
             decoded=lambda caller, body: caller.act.object.update(names_in(body)),
             refused=self._refused,
+            page=Pages.built().find,
         )
 
     async def refresh(self) -> Outcome:
@@ -226,11 +238,14 @@ class PublicApi:
         return Outcome()
 
     def _authenticate(self, incoming: Incoming) -> Caller | Awaitable[Caller]:
-        if self.sign_in.has_session(incoming):
+        session = self.sign_in.session_of(incoming)
+        if session is not None and not is_browser_token(session):
             return self.sign_in.caller_of_session(incoming)
-        token = bearer(incoming.header("authorization"))
+        token = session or bearer(incoming.header("authorization"))
         if is_jwt(token):
             return self.sign_in.caller_of_jwt(token, incoming)
+        if session is not None:
+            self.sign_in.check_browser(incoming, session)
 
         def check() -> Caller:
             record = self._book.check(token, Principal.USER, self._now)
@@ -270,9 +285,14 @@ class PublicApi:
             self.audit.refuse(caller.act, error.code)
             return
         with contextlib.suppress(UserError):
-            record = self._book.find(bearer(incoming.header("authorization")))
+            record = self._book.find(
+                self.sign_in.session_of(incoming) or bearer(incoming.header("authorization"))
+            )
             if record is not None and record.org_id is not None:
                 self.audit.refuse(_act(incoming, record), error.code)
+
+    def _record_of(self, token: str) -> TokenRecord | None:
+        return self._book.find(token)
 
     async def _ready(self) -> None:
         async with self._database.transaction():

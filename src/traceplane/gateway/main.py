@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from traceplane.gateway.api import PublicApi
 from traceplane.gateway.audit import FLUSH_SECONDS
@@ -14,6 +15,11 @@ from traceplane.postgres.database import Database, OrgDatabases
 from traceplane.postgres.tokens import ACCESS_CHANGED
 from traceplane.runtime.process import run_loop, task_group
 from traceplane.settings import Settings
+
+
+async def _at_end(stop: asyncio.Event, end: Callable[[], None]) -> None:
+    await stop.wait()
+    end()
 
 
 async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int] | None = None) -> None:
@@ -43,6 +49,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             ),
             tokens=run_loop("tokens", api.refresh, interval=2.0, kick=access_changed, stop=stop),
             access_listener=database.listen([ACCESS_CHANGED], lambda *_: access_changed.set(), stop),
+            streams=_at_end(stop, api.changes.end),
             issuers=run_loop("issuers", api.sign_in.refresh_issuers, interval=30.0, stop=stop),
             audit=run_loop("audit", api.audit.flush, interval=FLUSH_SECONDS, stop=stop),
             webhooks=run_loop("webhooks", api.webhooks.refresh, interval=REFRESH_SECONDS, stop=stop),

@@ -23,7 +23,7 @@ from traceplane.auth.access import KNOWN, bearer, check_org, required_role
 from traceplane.auth.callers import Caller, CallerKind
 from traceplane.auth.opaque import Principal, hash_token
 from traceplane.auth.roles import Rights, Role, rights
-from traceplane.auth.store import RolesOfOrgs, issue_token
+from traceplane.auth.store import BY_SIGN_IN, RolesOfOrgs, issue_token
 from traceplane.errors import (
     Conflict,
     Forbidden,
@@ -34,6 +34,7 @@ from traceplane.errors import (
     Unauthenticated,
 )
 from traceplane.gateway.audit import AuditApi, act_of, audited
+from traceplane.gateway.browser_links import check_browser, is_browser_token
 from traceplane.gateway.rate_limits import RateLimits
 from traceplane.http_service.outgoing import Outgoing
 from traceplane.http_service.routes import PUBLIC, Call, Incoming, Reply, Route
@@ -66,7 +67,6 @@ SIGNED_IN_SECONDS = 12 * 3600
 _CONVERSATIONS_OF_ORG = 8
 _NOTED_SECONDS = 60.0
 _MOST_NOTED = 10_000
-_BY = "sign-in"
 _UNKNOWN_PERSON = "unknown person"
 """In the audit log, until the provider has said who signs in. No member is called so: names have no blanks."""
 _FORGET_PAGES = (b"clear-site-data", b'"cache"')
@@ -224,9 +224,12 @@ class SignIn:
             _remember(self._looked_up, subject, now, machine)
         return machine
 
-    def has_session(self, incoming: Incoming) -> bool:
-        """Whether the call comes with a cookie of a session, and nothing else that says who calls."""
-        return incoming.header("authorization") is None and self._session_of(incoming.headers) is not None
+    def session_of(self, incoming: Incoming) -> str | None:
+        """What the cookie of a session holds, if nothing else says who calls."""
+        return None if incoming.header("authorization") is not None else self._session_of(incoming.headers)
+
+    def check_browser(self, incoming: Incoming, token: str) -> None:
+        check_browser(self._site(), incoming, token)
 
     async def caller_of_session(self, incoming: Incoming) -> Caller:
         site, secret = self._site(), self._session_of(incoming.headers)
@@ -394,7 +397,10 @@ class SignIn:
             secret = self._session_of(call.raw_headers)
             assert secret is not None, "the call was authenticated by it"
             async with call.principal.database.transaction() as tx:
-                await sign_in.end_session(tx, hashed(secret))
+                if is_browser_token(secret):
+                    await sign_in.end_token(tx, hash_token(secret))
+                else:
+                    await sign_in.end_session(tx, hashed(secret))
             site = self._site()
             cleared = (site.set_cookie("session", "", 0), site.set_cookie("csrf", "", 0, readable=True))
             return _json(SignedOut("session"), (*cleared, _FORGET_PAGES))
@@ -443,7 +449,7 @@ class SignIn:
                 member_id=member.member_id,
                 name=member.name,
                 lifetime_seconds=SIGNED_IN_SECONDS,
-                created_by=_BY,
+                created_by=BY_SIGN_IN,
             )
 
         with self._audited_refusal(act):
@@ -565,7 +571,9 @@ class SignIn:
         address = providers.verified_email(verified)
         if address is not None and await sign_in.disabled_of_email(tx, org_id, address):
             raise _disabled(address)
-        await sign_in.set_claimed_roles(tx, org_id, member.member_id, roles, by=f"{_BY} {provider.name}")
+        await sign_in.set_claimed_roles(
+            tx, org_id, member.member_id, roles, by=f"{BY_SIGN_IN} {provider.name}"
+        )
         return member
 
 

@@ -44,6 +44,7 @@ from traceplane.http_service.routes import (
     Health,
     Incoming,
     MethodNotAllowed,
+    Page,
     Receive,
     Refused,
     Reply,
@@ -61,7 +62,8 @@ from traceplane.runtime.process import describe
 class App:
     """One service as an ASGI application: its routes, and /healthz, /readyz and /openapi.json.
 
-    `ready` raises, best a PlatformError, while the service cannot do its work.
+    `ready` raises, best a PlatformError, while the service cannot do its work. `page` answers for what is no part of
+    the API: files for browsers, which everybody may have.
     """
 
     def __init__(
@@ -75,9 +77,11 @@ class App:
         max_body_bytes: int = 4 * 1024 * 1024,
         decoded: Decoded | None = None,
         refused: Refused | None = None,
+        page: Page | None = None,
     ) -> None:
         self._authenticate = authenticate
         self._decoded, self._refused = decoded, refused
+        self._page = page
         self._max_body_bytes = max_body_bytes
         self._exact: dict[bytes, dict[str, _PreparedRoute]] = {}
         self._patterns: dict[int, dict[re.Pattern[bytes], dict[str, _PreparedRoute]]] = {}
@@ -89,13 +93,18 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
         label, errors = "unmatched", OUR_ERRORS
+        reply: Reply | Stream
         headers = dict(scope["headers"])
         request_id = scope[REQUEST_ID] = _request_id(headers)
         telemetry.set_request_id(request_id)
         try:
-            route, path_params = self._find(scope["method"], scope["raw_path"])
-            label, errors = route.label, route.errors
-            reply = await self._answer(route, path_params, scope, receive, headers)
+            page = self._page_at(scope, headers)
+            if page is not None:
+                label, reply = "page", page
+            else:
+                route, path_params = self._find(scope["method"], scope["raw_path"])
+                label, errors = route.label, route.errors
+                reply = await self._answer(route, path_params, scope, receive, headers)
         except ClientGone:
             telemetry.count("http_requests_total", route=label, status=499)
             return
@@ -190,6 +199,11 @@ class App:
             return result
         return Reply(b"" if route.status == 204 else _encoder.encode(result), status=route.status)
 
+    def _page_at(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Reply | None:
+        if self._page is None or scope["method"] not in ("GET", "HEAD"):
+            return None
+        return self._page(scope["raw_path"], headers)
+
     def _add(self, route: _PreparedRoute) -> None:
         path = route.path.encode()
         if b"{" in path:
@@ -257,7 +271,7 @@ def _request_id(headers: Mapping[bytes, bytes]) -> str:
 
 
 async def _send(reply: Reply, headers: list[tuple[bytes, bytes]], send: Send) -> int:
-    if reply.status != 204:
+    if reply.status not in (204, 304):
         headers.append((b"content-type", reply.content_type.encode()))
         headers.append((b"content-length", b"%d" % len(reply.body)))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})

@@ -138,6 +138,10 @@ class Reply(msgspec.Struct, frozen=True):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
+Page = Callable[[bytes, Mapping[bytes, bytes]], Reply | None]
+"""A file for browsers by path and headers of the request, if there is one."""
+
+
 class ErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     code: str
     message: str

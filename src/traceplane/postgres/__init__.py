@@ -7,12 +7,14 @@ alerts              alerts: what was found, whether it was sent, and what nobody
 audit               who changed what, and who was refused what
 backpressure        the figures that the valve decides by, and its decisions
 buffers             completed attempts whose rows wait for a sink, and dead letters
+changes             prints of an organization's things, by which changes are noticed
 channels            channels of organizations: how messages reach people and other services
 check_failures      checks of datasets that failed without stopping anything
 code_bundles        bundles of user code, by their hash
 commits             outputs become part of their generation, in the transaction that ends the task
 compaction          which files are small, the tasks that merge them, what their commits leave behind
 coverage            which positions generations have
+coverage_strip      what a dataset holds and what is under way in it, by stretches of positions
 cron_schedules      cron sources: which are due, and how far each has come
 database            the pool, transactions, and the named statements
 dataset_retention   partitions that are older than their dataset keeps them
@@ -23,6 +25,7 @@ events              events in, tasks out: the one statement that starts everythi
 executions          executions of pipelines; each pipeline runs once at a time
 generation_schemas  merged schemas of generations
 history             history that has ended, deleted page by page
+graph               what is deployed as one graph, and what holds whom
 hot_tables          the tables of hot generations: created at deploy, written with a commit, read by range
 job_pauses          jobs that somebody paused
 migrate             plain SQL files, applied in order, each in one transaction, once

@@ -114,3 +114,12 @@ async def store_access_token(tx: Transaction, token: NewToken) -> None:
         *(token.created_at, token.expires_at, token.revoked_at, token.sees_pii),
         *(token.roles, token.datasets, token.created_by, token.member_id, token.serves),
     )
+
+
+async def forget_codes(tx: Transaction, created_by: str) -> None:
+    await tx.rows(_SQL["forget_codes"], created_by)
+
+
+async def spend_code(tx: Transaction, code_hash: str, created_by: str) -> bool:
+    """Whether it was there to be spent."""
+    return bool(await tx.value(_SQL["spend_code"], code_hash, created_by))

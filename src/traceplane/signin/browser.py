@@ -65,10 +65,12 @@ class Site:
         return f"{'__Host-' if self.secure else ''}traceplane_{what}"
 
     def set_cookie(
-        self, what: str, value: str, seconds: int, *, readable: bool = False
+        self, what: str, value: str, seconds: int, *, readable: bool = False, strict: bool = False
     ) -> tuple[bytes, bytes]:
-        """`readable`: by the page's own scripts; no seconds: it is removed."""
-        attributes = [f"{self.cookie_name(what)}={value}", "Path=/", f"Max-Age={seconds}", "SameSite=Lax"]
+        """`readable`: by the page's own scripts; no seconds: it is removed. `strict`: no other site can make a browser
+        send it, not by a link either; what a provider redirects back must arrive, so there it is not."""
+        attributes = [f"{self.cookie_name(what)}={value}", "Path=/", f"Max-Age={seconds}"]
+        attributes += ["SameSite=Strict" if strict else "SameSite=Lax"]
         attributes += ["Secure"] if self.secure else []
         attributes += [] if readable else ["HttpOnly"]
         return b"set-cookie", "; ".join(attributes).encode("ascii")
@@ -96,11 +98,7 @@ class Site:
                 next_step="sign in over https",
             )
 
-    def check_from_own_page(self, method: str, headers: Headers, csrf_hash: str) -> None:
-        """A call by cookie that may change something must come from a page of this site: other sites can make a
-        browser send the cookie too."""
-        if method in SAFE_METHODS:
-            return
+    def check_origin(self, headers: Headers) -> None:
         origin, fetched_from = _header(headers, b"origin"), _header(headers, b"sec-fetch-site")
         from_here = origin == self.origin if origin is not None else fetched_from == "same-origin"
         if not from_here or fetched_from not in (None, "same-origin"):
@@ -109,6 +107,13 @@ class Site:
                 "the call comes from another site",
                 value=(origin or fetched_from or "")[:200],
             )
+
+    def check_from_own_page(self, method: str, headers: Headers, csrf_hash: str) -> None:
+        """A call by cookie that may change something must come from a page of this site: other sites can make a
+        browser send the cookie too."""
+        if method in SAFE_METHODS:
+            return
+        self.check_origin(headers)
         token = _header(headers, b"x-csrf-token") or ""
         if not hmac.compare_digest(hashed(token), csrf_hash):
             raise Forbidden(

@@ -4,9 +4,11 @@ alerts        the gateway's public API: alerts that were found, acknowledgements
 audit         the same: the audit log
 channels      the same: channels, and the messages that were queued for them
 control       the same: events, backfills, tasks, status
+coverage      the same: what a dataset holds, as a strip of cells
 dead_letters  the same: dead letters of buffered datasets
 deploys       the same: deploys and versions of DAGs
 files         the same: file sources
+graph         the same: jobs and datasets as a graph, and the stream of changes
 iceberg       the same: datasets as Iceberg tables
 invocations   the calls of functions by the dispatcher, and what they answer
 jobs          the gateway's public API: pauses of jobs, and their batches

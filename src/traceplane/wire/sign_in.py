@@ -103,5 +103,23 @@ class DeviceTokenResponse(Wire, frozen=True):
     """Seconds."""
 
 
+class BrowserLink(Wire, frozen=True):
+    url: str
+    """Opened in a browser, it signs that browser in. It works once."""
+    expires_in: int
+    """Seconds."""
+
+
+class BrowserCode(Wire, frozen=True):
+    code: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{43}$")]
+    """What stands in a link behind `#sign-in=`."""
+
+
+class BrowserSignedIn(Wire, frozen=True):
+    name: str
+    expires_in: int
+    """Seconds."""
+
+
 class SignedOut(Wire, frozen=True):
     ended: Literal["session", "token"]

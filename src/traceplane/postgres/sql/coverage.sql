@@ -276,3 +276,42 @@ order by t.task_id desc limit $4
 -- name: forget
 -- Deletes the coverage of deleted generations.
 delete from generation_coverage where generation_id = any($1::uuid[])
+
+-- name: strip_dataset
+-- What a strip of a dataset is drawn from: its generation, its partitions, and the ends of what it holds.
+select d.current_generation_id as generation_id, d.definition->'partitions' as partitions,
+  c.first, c.last
+from datasets d join orgs o using (org_id)
+cross join lateral (
+  select min(lower(positions)) as first, max(coalesce(upper(positions) - 1, 9223372036854775807)) as last
+  from generation_coverage where generation_id = d.current_generation_id and not isempty(positions)) c
+where o.slug = $1 and d.dataset_id = $2 and d.current_generation_id is not null
+
+-- name: strip_tasks
+-- Tasks of the jobs that write a generation: those that wait, are in flight, or are dead and not acknowledged; of each
+-- the first $2.
+select t.stage, t.range_start as first, t.range_end as last
+from job_outputs x join jobs j using (job_id) cross join lateral (
+  (select stage, range_start, range_end from tasks where job_id = j.job_id and stage = 0 limit $2) union all
+  (select stage, range_start, range_end from tasks where job_id = j.job_id and stage = 1 limit $2) union all
+  (select stage, range_start, range_end from tasks where job_id = j.job_id and stage = 3 and acknowledged_at is null limit $2)
+) t
+where x.generation_id = $1 and j.routed and not j.building and t.range_start is not null
+
+-- name: strip
+-- How many positions of $2 to $3 a generation holds in each stretch of $4 positions: `part` are those of a stretch that is
+-- held in part; where `begin` is, a range begins that covers whole stretches, and where it is negative, it ends.
+with ranges as (
+  select greatest(lower(r), $2) - $2 as a, least(coalesce(upper(r) - 1, 9223372036854775807), $3) - $2 as b
+  from generation_coverage c, unnest(c.positions) r
+  where c.generation_id = $1 and lower(r) <= $3 and coalesce(upper(r) - 1, 9223372036854775807) >= $2
+)
+select x.cell, sum(x.part)::bigint as part, sum(x.begin)::bigint as begin from (
+  select a / $4 as cell, least(b, (a / $4 + 1) * $4 - 1) - a + 1 as part, 0 as begin from ranges
+  union all
+  select b / $4, b - (b / $4) * $4 + 1, 0 from ranges where b / $4 > a / $4
+  union all
+  select a / $4 + 1, 0, 1 from ranges where b / $4 > a / $4 + 1
+  union all
+  select b / $4, 0, -1 from ranges where b / $4 > a / $4 + 1
+) x group by x.cell order by x.cell

@@ -66,3 +66,12 @@ on conflict (token_hash) do update set expires_at = excluded.expires_at, revoked
 -- name: clock
 -- The database's clock, in seconds.
 select extract(epoch from tp_now())::float8
+
+-- name: forget_codes
+-- Codes for browsers that nobody used in time.
+delete from access_tokens where created_by = $1 and expires_at < tp_now()
+
+-- name: spend_code
+-- A code for a browser works once.
+delete from access_tokens
+where token_hash = $1 and created_by = $2 and revoked_at is null and expires_at > tp_now() returning true

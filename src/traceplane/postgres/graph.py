@@ -1,0 +1,54 @@
+"""What is deployed as one graph, and what is going on in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from traceplane.model.json_object import JsonObject
+from traceplane.postgres.database import Transaction, statements
+
+_SQL = statements("graph")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphJob:
+    dag: str
+    version: int
+    job: str
+    runtime: str
+    operator: str
+    activation: str
+    source_kind: str | None
+    max_concurrency: int | None
+    max_queue_depth: int | None
+    max_queue_age_seconds: float | None
+    generated_for: str | None
+    reads: list[JsonObject]
+    """`dataset` and `role` of each stored dataset that it reads."""
+    writes: list[str]
+    declared_reads: list[str]
+    """What it reads as its DAG file has it, if virtual datasets are among that."""
+    hold_level: int | None
+    hold_dag: str | None
+    hold_job: str | None
+    hold_metric: str | None
+    hold_figure: float | None
+    hold_threshold: float | None
+    paused_by: str | None
+    pause_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphDataset:
+    dataset_id: str
+    dag: str
+    storage: str
+    sql: str | None
+
+
+async def jobs(tx: Transaction, org: str, dag: str | None) -> list[GraphJob]:
+    return await tx.rows_as(GraphJob, _SQL["jobs"], org, dag)
+
+
+async def datasets(tx: Transaction, org: str) -> list[GraphDataset]:
+    return await tx.rows_as(GraphDataset, _SQL["datasets"], org)

@@ -1,0 +1,299 @@
+"""What the web UI stands on: its files, links that sign browsers in, the stream of changes, and the graph."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from tests.control_plane import ControlPlane
+from tests.dags import dag, job, source
+from tests.gateway_http import GatewayHttp
+from tests.ports import free_port
+from traceplane.auth.opaque import Principal
+from traceplane.auth.roles import Role
+from traceplane.auth.store import revoke_tokens, rotate_token
+from traceplane.gateway import browser_links
+from traceplane.gateway.pages import Pages
+from traceplane.http_service.server import serve
+
+DAG = dag("shop", source("shop.in"), job("copy", "shop.in", "shop.out", "max_queue_depth: 1"))
+
+
+class Browser:
+    """Calls as pages of the gateway make them."""
+
+    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+        self.url, self.http = url, http
+
+    async def enter(self, link: str, **headers: str) -> tuple[int, Any]:
+        return await self.send("POST", "/auth/browser", {"code": link.partition("#sign-in=")[2]}, **headers)
+
+    async def send(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        csrf = self.http.cookie_jar.filter_cookies(URL(self.url)).get("traceplane_csrf")
+        own = {"origin": self.url, **({"x-csrf-token": csrf.value} if csrf else {})}
+        sent = {name.replace("_", "-"): value for name, value in {**own, **headers}.items() if value}
+        async with self.http.request(method, self.url + path, json=body, headers=sent) as answer:
+            text = await answer.text()
+            return answer.status, json.loads(text) if text else None
+
+
+class Site:
+    def __init__(self, plane: ControlPlane, http: GatewayHttp, url: str) -> None:
+        self.plane, self.http, self.url = plane, http, url
+
+    async def link(self, token: str) -> str:
+        status, text = await self.http.send(token, "POST", "/auth/browser-link")
+        assert status == 200, text
+        return str(json.loads(text)["url"])
+
+
+@pytest.fixture
+async def site(database_url: str) -> AsyncIterator[Site]:
+    port = free_port()
+    async with ControlPlane.open(database_url, gateway_port=port) as plane:
+        stop, bound = asyncio.Event(), asyncio.get_running_loop().create_future()
+        server = asyncio.create_task(serve(plane.api.app(), port=port, stop=stop, bound=bound, grace=1.0))
+        url = f"http://127.0.0.1:{await bound}"
+        async with aiohttp.ClientSession(url) as session:
+            yield Site(plane, GatewayHttp(plane, session, port), url)
+        stop.set()
+        await server
+        await plane.api.close()
+
+
+@pytest.fixture
+async def browser(site: Site) -> AsyncIterator[Browser]:
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http:
+        yield Browser(site.url, http)
+
+
+def code_of(answer: Any) -> str:
+    return str(answer["error"]["code"])
+
+
+async def test_a_link_signs_in_once_with_the_rights_of_its_token(site: Site, browser: Browser) -> None:
+    link = await site.link(await site.http.token(Role.READER, name="laptop"))
+    assert (await browser.enter(link))[0] == 200
+    assert (await browser.send("GET", "/api/v1/whoami"))[1]["name"] == "laptop"
+    refused = await browser.send("POST", "/api/v1/jobs/resume", {"dag": "x", "job": "y"})
+    assert (refused[0], code_of(refused[1])) == (403, "access.role_required")
+    again = await browser.enter(link)
+    assert (again[0], code_of(again[1])) == (401, "sign_in.link_used")
+    # The code is no token, and no session either.
+    code = link.partition("=")[2]
+    for token in (code, f"tpu_{code}"):
+        assert (await site.http.send(token, "GET", "/api/v1/whoami"))[0] == 401
+
+
+async def test_two_browsers_with_one_link_are_one_session(site: Site) -> None:
+    link = await site.link(await site.http.token(Role.ADMIN))
+    async with aiohttp.ClientSession() as http:
+        answers = await asyncio.gather(*(Browser(site.url, http).enter(link) for _ in range(8)))
+    assert sorted(status for status, _ in answers) == [200] + [401] * 7
+
+
+async def test_an_old_link_signs_nobody_in(site: Site, browser: Browser) -> None:
+    link = await site.link(await site.http.token(Role.ADMIN))
+    await site.plane.sql("update access_tokens set expires_at = tp_now() where created_by = 'browser link'")
+    assert code_of((await browser.enter(link))[1]) == "sign_in.link_used"
+
+
+async def test_calls_by_cookie_must_come_from_our_own_pages(site: Site, browser: Browser) -> None:
+    link = await site.link(await site.http.token(Role.ADMIN))
+    other = await browser.enter(link, origin="https://evil.example")
+    assert (other[0], code_of(other[1])) == (403, "session.other_site")
+    assert (await browser.enter(link))[0] == 200
+    call = ("POST", "/api/v1/jobs/resume", {"dag": "x", "job": "y"})
+    for headers, expected in (
+        ({"x_csrf_token": ""}, "session.csrf"),
+        ({"x_csrf_token": "0" * 64}, "session.csrf"),
+        ({"origin": "https://evil.example"}, "session.other_site"),
+        ({"host": "evil.example"}, "session.not_local"),
+        ({}, "dag.unknown"),
+    ):
+        assert code_of((await browser.send(*call, **headers))[1]) == expected  # type: ignore[arg-type]
+
+
+async def test_what_ends_the_token_ends_its_browsers(site: Site, browser: Browser) -> None:
+    token = await site.http.token(Role.ADMIN, name="laptop")
+    await browser.enter(await site.link(token))
+    waiting = await site.link(token)
+    async with site.plane.database.transaction() as tx:
+        rotated = await rotate_token(tx, Principal.USER, org="default", name="laptop", overlap_seconds=60)
+    await site.plane.api.refresh()
+    lasting = await site.plane.sql(
+        "select 1 from access_tokens where created_by = 'traceplane' and expires_at is null"
+    )
+    assert len(lasting) == 1, "the successor lasts as long as the token did, not as long as a browser's"
+    assert (await site.http.send(rotated, "GET", "/api/v1/whoami"))[0] == 200
+    async with site.plane.database.transaction() as tx:
+        await revoke_tokens(tx, Principal.USER, org="default", name="laptop")
+    await site.plane.api.refresh()
+    assert code_of((await browser.send("GET", "/api/v1/whoami"))[1]) == "token.revoked"
+    assert code_of((await browser.enter(waiting, x_csrf_token=""))[1]) == "sign_in.link_used"
+
+
+async def test_signing_out_ends_the_token_of_the_browser_alone(site: Site, browser: Browser) -> None:
+    token = await site.http.token(Role.ADMIN)
+    await browser.enter(await site.link(token))
+    cookies = list(browser.http.cookie_jar)
+    assert (await browser.send("POST", "/auth/logout", {}))[1] == {"ended": "session"}
+    browser.http.cookie_jar.update_cookies({cookie.key: cookie for cookie in cookies})
+    await site.plane.api.refresh()
+    assert code_of((await browser.send("GET", "/api/v1/whoami"))[1]) == "token.revoked"
+    assert (await site.http.send(token, "GET", "/api/v1/whoami"))[0] == 200
+
+
+async def test_a_session_makes_no_links(site: Site, browser: Browser) -> None:
+    await browser.enter(await site.link(await site.http.token(Role.ADMIN)))
+    status, answer = await browser.send("POST", "/auth/browser-link")
+    assert (status, code_of(answer)) == (409, "sign_in.link_needs_token")
+
+
+def test_the_csrf_token_does_not_show_the_session() -> None:
+    assert "tpu_" not in browser_links.csrf_of("tpu_x")
+
+
+# Files ----------------------------------------------------------------------------------------------
+
+
+async def test_pages_and_their_assets_are_served_strictly(tmp_path: Path) -> None:
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "index.html").write_text("<!doctype html>")
+    (tmp_path / "assets/index-1.js").write_text("// " + "x" * 2000)
+    pages = Pages.built(tmp_path)
+    for path in (b"/", b"/graph", b"/tasks/0198", b"/datasets/a%2Fb"):
+        page = pages.find(path, {})
+        assert page is not None
+        headers = dict(page.headers)
+        assert headers[b"cache-control"] == b"no-cache"
+        policy = headers[b"content-security-policy"].decode()
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+    asset = pages.find(b"/assets/index-1.js", {b"accept-encoding": b"br, gzip"})
+    assert asset is not None
+    headers = dict(asset.headers)
+    assert headers[b"cache-control"] == b"public, max-age=31536000, immutable"
+    assert headers[b"content-encoding"] == b"gzip"
+    assert asset.content_type == "text/javascript; charset=utf-8"
+    seen = pages.find(b"/assets/index-1.js", {b"if-none-match": headers[b"etag"]})
+    assert seen is not None
+    assert (seen.status, seen.body) == (304, b"")
+    for path in (b"/assets/../index.html", b"/assets/", b"/api/v1/status", b"/unknown", b"//graph"):
+        assert pages.find(path, {}) is None
+
+
+async def test_without_assets_the_gateway_says_what_is_missing(tmp_path: Path) -> None:
+    page = Pages.built(tmp_path).find(b"/", {})
+    assert page is not None
+    assert page.status == 503
+    assert b"make setup" in page.body
+    assert Pages.built(tmp_path).find(b"/assets/index-1.js", {}) is None
+
+
+# Changes --------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """What a listener hears."""
+
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self.answer = answer
+
+    async def next(self) -> tuple[str, Any]:
+        event = ""
+        async for raw in self.answer.content:
+            line = raw.decode().rstrip("\n")
+            if line.startswith("event: "):
+                event = line[7:]
+            elif line.startswith("data: "):
+                return event, json.loads(line[6:])
+        raise AssertionError("the stream has ended")
+
+    async def until(self, wanted: str, name: str) -> Any:
+        while True:
+            _, changed = await self.next()
+            if name in changed.get(wanted, []):
+                return changed
+
+
+async def listener(site: Site, token: str, stack: list[aiohttp.ClientResponse]) -> Stream:
+    headers = {"authorization": f"Bearer {token}"}
+    answer = await site.http.session.get("/api/v1/changes?for_seconds=60", headers=headers)
+    assert (answer.status, answer.content_type) == (200, "text/event-stream")
+    stack.append(answer)
+    stream = Stream(answer)
+    assert await stream.next() == ("ready", {})
+    return stream
+
+
+async def test_listeners_hear_what_they_may_see_and_nothing_else(site: Site) -> None:
+    plane = site.plane
+    await plane.sql("insert into orgs (slug) values ('other')")
+    hidden = DAG.replace("shop", "pay") + "datasets:\n  pay.out: {read_roles: [admin]}\n"
+    await plane.deploy(DAG)
+    await plane.deploy(hidden)
+    opened: list[aiohttp.ClientResponse] = []
+    try:
+        admin = await listener(site, await site.http.token(Role.ADMIN), opened)
+        reader = await listener(site, await site.http.token(Role.READER), opened)
+        stranger = await listener(site, await site.http.token(Role.ADMIN, org="other"), opened)
+        await asyncio.sleep(1.5)  # a first look at how things are
+        await plane.emit("pay.in", range(3))
+        await admin.until("jobs", "pay/copy")
+        await plane.emit("shop.in", range(3))
+        assert "pay/copy" not in (await reader.until("jobs", "shop/copy"))["jobs"]
+        await plane.pause("shop", "copy")
+        await reader.until("jobs", "shop/copy")
+        await plane.run_all()
+        await admin.until("datasets", "pay.out")
+        await plane.deploy(DAG.replace("max_queue_depth: 1", "max_queue_depth: 2"))
+        await admin.until("dags", "shop")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stranger.next(), 2.0)
+    finally:
+        for answer in opened:
+            answer.close()
+
+
+# The graph ------------------------------------------------------------------------------------------
+
+
+async def test_the_graph_names_edges_holds_and_pauses(site: Site) -> None:
+    plane = site.plane
+    chained = dag(
+        "shop",
+        source("shop.in"),
+        job("first", "shop.in", "shop.mid"),
+        job("second", "shop.mid", "shop.out", "max_queue_depth: 1"),
+    )
+    await plane.deploy(chained + "datasets:\n  shop.all: {sql: select * from shop.out, storage: virtual}\n")
+    await plane.emit("shop.in", range(6))
+    await plane.meter()
+    await plane.complete(*await plane.claim(await plane.send()))
+    await plane.backpressure.run_once()
+    await plane.pause("shop", "second", "later")
+    status, text = await site.http.send(await site.http.token(Role.READER), "GET", "/api/v1/graph")
+    assert status == 200, text
+    graph = json.loads(text)
+    jobs = {one["job"]: one for one in graph["jobs"]}
+    assert jobs["first"]["reads"] == [{"dataset": "shop.in"}]
+    assert jobs["first"]["writes"] == ["shop.mid"]
+    assert jobs["first"]["hold"]["job"] == "shop/second"
+    assert jobs["first"]["hold"]["threshold"] == 1
+    assert jobs["second"]["pause"] == {"paused_by": "admin", "reason": "later"}
+    datasets = {one["dataset"]: one for one in graph["datasets"]}
+    assert datasets["shop.all"] == {
+        "dataset": "shop.all",
+        "dag": "shop",
+        "storage": "virtual",
+        "reads": ["shop.out"],
+    }

@@ -1,0 +1,71 @@
+"""Somebody who looks at pages, and notes what the browser has against them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import BrowserContext, ConsoleMessage, Page, expect
+
+from tests.ui.world import World
+
+ROOT = Path(__file__).parents[2]
+SCREENS = ROOT / "ui/screens"
+AXE = ROOT / "ui/node_modules/axe-core/axe.min.js"
+_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
+
+
+@dataclass
+class Visitor:
+    world: World
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+
+    @classmethod
+    async def of(cls, world: World, context: BrowserContext) -> Visitor:
+        visitor = cls(world, await context.new_page())
+        visitor.page.on("console", visitor._noted)
+        visitor.page.on("pageerror", lambda error: visitor.complaints.append(str(error)))
+        visitor.page.on("dialog", lambda dialog: visitor.complaints.append(f"dialog: {dialog.message}"))
+        return visitor
+
+    def _noted(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    async def sign_in(self, link: str) -> None:
+        await self.page.goto(link)
+        await expect(self.page.get_by_role("navigation", name="Pages")).to_be_visible()
+
+    async def go(self, path: str) -> None:
+        await self.page.goto(self.world.url + path)
+
+    async def audit(self, name: str) -> None:
+        """Looks at the page in both themes: nothing that axe knows to keep somebody out, and a picture of each."""
+        for theme in ("light", "dark"):
+            await self.page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+            await self.page.wait_for_function(f"document.documentElement.dataset.theme === '{theme}'")
+            SCREENS.mkdir(parents=True, exist_ok=True)
+            await self.page.screenshot(path=SCREENS / f"{name}-{theme}.png")
+            assert await self._violations() == [], (name, theme)
+
+    async def _violations(self) -> list[str]:
+        await self.page.evaluate(_axe())
+        found: dict[str, Any] = await self.page.evaluate(
+            "rules => axe.run(document, {runOnly: rules, resultTypes: ['violations']})", _RULES
+        )
+        return [
+            f"{one['id']}: {node['target']} {node['failureSummary']}"
+            for one in found["violations"]
+            for node in one["nodes"][:3]
+        ]
+
+
+@cache
+def _axe() -> str:
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: `make setup` says why")
+    return AXE.read_text()

@@ -1,0 +1,62 @@
+// Calls of the public API, with the session of this browser.
+import { signal } from '@preact/signals'
+
+export class ApiError extends Error {
+  constructor(
+    readonly status: number,
+    readonly code: string,
+    message: string,
+    readonly value?: string,
+    readonly nextStep?: string,
+  ) {
+    super(message)
+  }
+}
+
+/** Whether the gateway has refused to say who this browser is. */
+export const signedOut = signal(false)
+
+const CSRF = /(?:^|; )(?:__Host-)?traceplane_csrf=([^;]*)/
+
+export async function call<Answer>(method: string, path: string, body?: unknown): Promise<Answer> {
+  const headers: Record<string, string> = {}
+  if (method !== 'GET') {
+    headers['x-csrf-token'] = CSRF.exec(document.cookie)?.[1] ?? ''
+    headers['content-type'] = 'application/json'
+  }
+  let answer: Response
+  try {
+    answer = await fetch(path, {
+      method,
+      headers,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      credentials: 'same-origin',
+    })
+  } catch {
+    throw new ApiError(0, 'unreachable', 'the gateway does not answer', undefined, 'check that it runs')
+  }
+  if (!answer.ok) throw await asError(answer)
+  if (answer.status === 204) return undefined as Answer
+  return (await answer.json()) as Answer
+}
+
+async function asError(answer: Response): Promise<ApiError> {
+  if (answer.status === 401) signedOut.value = true
+  try {
+    const { error } = (await answer.json()) as { error: Record<string, unknown> }
+    const text = (name: string) => (error[name] === undefined ? undefined : String(error[name]))
+    return new ApiError(answer.status, text('code') ?? '', text('message') ?? '', text('value'), text('next_step'))
+  } catch {
+    return new ApiError(answer.status, `http.${answer.status}`, 'the gateway answered with an error')
+  }
+}
+
+export const get = <Answer>(path: string) => call<Answer>('GET', path)
+export const post = <Answer>(path: string, body: unknown) => call<Answer>('POST', path, body)
+
+/** A path with a query; what is undefined or empty is left out. */
+export function withParameters(path: string, parameters: Record<string, string | number | undefined>): string {
+  const given = Object.entries(parameters).filter(([, value]) => value !== undefined && value !== '')
+  const query = new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString()
+  return query ? `${path}?${query}` : path
+}

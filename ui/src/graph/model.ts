@@ -1,0 +1,158 @@
+// What the graph shows: nodes of jobs and datasets with what goes on in them, made from the API's answers.
+import type { DatasetView, FailureView, GraphDataset, GraphJob, GraphResponse, StatusResponse, StuckView } from '../types'
+import type { LayoutEdge } from './layout'
+
+export interface JobNode {
+  kind: 'job'
+  id: string
+  dag: string
+  name: string
+  job: GraphJob
+  waiting: number
+  running: number
+  dead: number
+  failures: FailureView[]
+  stuck?: StuckView
+  state: 'running' | 'dead' | 'held' | 'paused' | 'queued' | 'idle'
+}
+
+export interface DatasetNode {
+  kind: 'dataset'
+  id: string
+  dag: string
+  name: string
+  dataset: GraphDataset
+  view?: DatasetView
+  state: 'dead' | 'idle'
+}
+
+/** All of a DAG as one node, where there are too many to be read. */
+export interface DagNode {
+  kind: 'dag'
+  id: string
+  dag: string
+  name: string
+  jobs: number
+  datasets: number
+  waiting: number
+  running: number
+  dead: number
+  state: 'running' | 'dead' | 'queued' | 'idle'
+}
+
+export type Node = JobNode | DatasetNode | DagNode
+
+export interface Edge extends LayoutEdge {
+  role: 'feeds' | 'triggers' | 'reads' | 'writes'
+}
+
+export interface Graph {
+  nodes: Node[]
+  edges: Edge[]
+}
+
+export const MOST_NODES = 600
+
+const jobId = (dag: string, job: string) => `job:${dag}/${job}`
+const datasetId = (name: string) => `dataset:${name}`
+
+export function graphOf(structure: GraphResponse, status: StatusResponse | undefined, whole: boolean): Graph {
+  const tooMany = structure.jobs.length + structure.datasets.length > MOST_NODES
+  return whole && tooMany ? ofDags(structure, status) : ofJobs(structure, status)
+}
+
+function ofJobs(structure: GraphResponse, status: StatusResponse | undefined): Graph {
+  const views = new Map(status?.datasets.map((view) => [view.dataset, view]))
+  const nodes: Node[] = structure.jobs.map((job) => jobNode(job, status))
+  const edges: Edge[] = []
+  const known = new Set(structure.datasets.map((one) => one.dataset))
+  const used = new Set<string>()
+  for (const job of structure.jobs) {
+    const id = jobId(job.dag, job.job)
+    for (const read of job.reads ?? []) {
+      if (!known.has(read.dataset)) continue
+      used.add(read.dataset)
+      edges.push({ from: datasetId(read.dataset), to: id, role: read.role ?? 'feeds' })
+    }
+    for (const name of job.writes ?? []) {
+      if (!known.has(name)) continue
+      used.add(name)
+      edges.push({ from: id, to: datasetId(name), role: 'writes' })
+    }
+  }
+  for (const dataset of structure.datasets) {
+    const view = views.get(dataset.dataset)
+    const bad = (view?.dead_letters ?? 0) > 0 || (view?.failed_checks?.length ?? 0) > 0
+    nodes.push({ kind: 'dataset', id: datasetId(dataset.dataset), dag: dataset.dag, name: dataset.dataset, dataset, view, state: bad ? 'dead' : 'idle' })
+    for (const below of dataset.reads ?? [])
+      if (known.has(below)) edges.push({ from: datasetId(below), to: datasetId(dataset.dataset), role: 'reads' })
+  }
+  return { nodes, edges }
+}
+
+function jobNode(job: GraphJob, status: StatusResponse | undefined): JobNode {
+  const counts = status?.counts[`${job.dag}/${job.job}`] ?? {}
+  const failures = (status?.failed ?? []).filter((one) => one.dag === job.dag && one.job === job.job)
+  const dead = failures.filter((one) => one.state === 'dead').reduce((sum, one) => sum + one.tasks, 0)
+  const waiting = (counts.queued ?? 0) + (counts.dispatched ?? 0)
+  const running = counts.running ?? 0
+  const stuck = status?.stuck?.find((one) => one.dag === job.dag && one.job === job.job)
+  const state = job.pause ? 'paused' : dead ? 'dead' : job.hold ? 'held' : running ? 'running' : waiting ? 'queued' : 'idle'
+  return { kind: 'job', id: jobId(job.dag, job.job), dag: job.dag, name: job.job, job, waiting, running, dead, failures, stuck, state }
+}
+
+function ofDags(structure: GraphResponse, status: StatusResponse | undefined): Graph {
+  const dags = new Map<string, DagNode>()
+  const owner = new Map(structure.datasets.map((one) => [one.dataset, one.dag]))
+  const of = (dag: string) => {
+    let node = dags.get(dag)
+    if (!node) {
+      node = { kind: 'dag', id: `dag:${dag}`, dag, name: dag, jobs: 0, datasets: 0, waiting: 0, running: 0, dead: 0, state: 'idle' }
+      dags.set(dag, node)
+    }
+    return node
+  }
+  const edges = new Map<string, Edge>()
+  for (const job of structure.jobs) {
+    const node = of(job.dag)
+    const { waiting, running, dead } = jobNode(job, status)
+    node.jobs += 1
+    node.waiting += waiting
+    node.running += running
+    node.dead += dead
+    for (const read of job.reads ?? []) {
+      const from = owner.get(read.dataset)
+      if (from !== undefined && from !== job.dag)
+        edges.set(`${from}\n${job.dag}`, { from: of(from).id, to: node.id, role: 'feeds' })
+    }
+  }
+  for (const one of structure.datasets) of(one.dag).datasets += 1
+  for (const node of dags.values()) node.state = node.dead ? 'dead' : node.running ? 'running' : node.waiting ? 'queued' : 'idle'
+  return { nodes: [...dags.values()], edges: [...edges.values()] }
+}
+
+/** What a node depends on, or what depends on it, however far. */
+export function reachable(graph: Graph, from: string, way: 'up' | 'down'): Set<string> {
+  const next = new Map<string, string[]>()
+  for (const edge of graph.edges) {
+    const [here, there] = way === 'down' ? [edge.from, edge.to] : [edge.to, edge.from]
+    const others = next.get(here)
+    if (others) others.push(there)
+    else next.set(here, [there])
+  }
+  const seen = new Set<string>()
+  const waiting = [from]
+  for (let id = waiting.pop(); id !== undefined; id = waiting.pop())
+    for (const other of next.get(id) ?? [])
+      if (!seen.has(other)) {
+        seen.add(other)
+        waiting.push(other)
+      }
+  return seen
+}
+
+export const SIZE = {
+  job: { width: 208, height: 66 },
+  dataset: { width: 192, height: 48 },
+  dag: { width: 220, height: 78 },
+}

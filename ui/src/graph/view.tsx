@@ -1,0 +1,359 @@
+// The graph as a drawing that can be moved, enlarged, and walked through with the keyboard.
+import { useEffect, useMemo, useRef, useState } from 'preact/hooks'
+import { brief, bytes, counted } from '../format'
+import { IconIn, type IconName } from '../icons'
+import { Button } from '../parts'
+import { layOut } from './layout'
+import { type Edge, type Graph, type JobNode, type Node, reachable, SIZE } from './model'
+
+interface Frame {
+  x: number
+  y: number
+  scale: number
+}
+
+interface Props {
+  graph: Graph
+  chosen?: string
+  /** Nodes that a search found; undefined: nobody searches. */
+  found?: Set<string>
+  choose: (id: string | undefined) => void
+  open: (node: Node) => void
+}
+
+const SMALLEST = 0.05
+const LARGEST = 2.5
+const EDGE = 40
+
+export function GraphView({ graph, chosen, found, choose, open }: Props) {
+  const box = useRef<SVGSVGElement>(null)
+  const [frame, setFrame] = useState<Frame>({ x: EDGE, y: EDGE, scale: 1 })
+  const [focused, setFocused] = useState<string>()
+  // Places depend on what there is, not on what goes on in it.
+  const shape = `${graph.nodes.map((node) => node.id).join('\n')}\n\n${graph.edges.map((edge) => `${edge.from}>${edge.to}`).join('\n')}`
+  const placed = useMemo(
+    () => layOut(graph.nodes.map((node) => ({ id: node.id, ...SIZE[node.kind] })), graph.edges),
+    [shape],
+  )
+  const fit = () => {
+    const { width, height } = box.current!.getBoundingClientRect()
+    const scale = Math.min(1.15, (width - EDGE * 2) / placed.width, (height - EDGE * 2) / placed.height)
+    const used = Math.max(SMALLEST, scale)
+    setFrame({ scale: used, x: (width - placed.width * used) / 2, y: (height - placed.height * used) / 2 })
+  }
+  const moved = useRef(false) // by somebody: then nothing else moves it
+  useEffect(() => {
+    if (!moved.current) fit()
+  }, [placed])
+  useEffect(() => {
+    const seen = new ResizeObserver(() => !moved.current && fit())
+    seen.observe(box.current!)
+    return () => seen.disconnect()
+  }, [placed])
+
+  const move = (change: (before: Frame) => Frame) => {
+    moved.current = true
+    setFrame(change)
+  }
+  const zoom = (factor: number, at?: { x: number; y: number }) =>
+    move((before) => {
+      const { width, height } = box.current!.getBoundingClientRect()
+      const middle = at ?? { x: width / 2, y: height / 2 }
+      const scale = Math.min(LARGEST, Math.max(SMALLEST, before.scale * factor))
+      const by = scale / before.scale
+      return { scale, x: middle.x - (middle.x - before.x) * by, y: middle.y - (middle.y - before.y) * by }
+    })
+  const fitAgain = () => {
+    moved.current = false
+    fit()
+  }
+  useMoves(box, move, zoom, () => choose(undefined))
+
+  const show = (id: string) => {
+    const at = placed.nodes.get(id)
+    if (!at) return
+    const { width, height } = box.current!.getBoundingClientRect()
+    setFrame((before) => {
+      const scale = Math.max(before.scale, 0.7)
+      const inside = (value: number, most: number) => value > EDGE && value < most - 220 * scale
+      const x = at.x * scale + before.x
+      const y = at.y * scale + before.y
+      if (scale === before.scale && inside(x, width) && inside(y, height)) return before
+      moved.current = true
+      return { scale, x: width / 2 - (at.x + 100) * scale, y: height / 2 - (at.y + 30) * scale }
+    })
+  }
+  useEffect(() => {
+    if (chosen) show(chosen)
+  }, [chosen, placed])
+
+  const up = useMemo(() => (chosen ? reachable(graph, chosen, 'up') : undefined), [shape, chosen])
+  const down = useMemo(() => (chosen ? reachable(graph, chosen, 'down') : undefined), [shape, chosen])
+  const isFar = (id: string) => {
+    if (found) return !found.has(id)
+    return chosen !== undefined && id !== chosen && !up!.has(id) && !down!.has(id)
+  }
+  const byId = useMemo(() => new Map(graph.nodes.map((node) => [node.id, node])), [graph])
+  const walk = (event: KeyboardEvent, id: string) => {
+    const next = neighbour(event.key, id, placed.nodes)
+    if (next === undefined) return
+    event.preventDefault()
+    box.current!.querySelector<SVGGElement>(`[data-node="${CSS.escape(next)}"]`)?.focus()
+    show(next)
+  }
+  const onKeyDown = (event: KeyboardEvent) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return
+    if (event.key === '+' || event.key === '=') zoom(1.25)
+    else if (event.key === '-') zoom(0.8)
+    else if (event.key === '0') fitAgain()
+    else if (event.key === 'Escape') choose(undefined)
+  }
+  const first = focused !== undefined && byId.has(focused) ? focused : graph.nodes[0]?.id
+  return (
+    <div class="graph" onKeyDown={onKeyDown}>
+      <svg ref={box} class={frame.scale < 0.45 ? 'graph-box far-away' : 'graph-box'} role="group" aria-label="Graph of jobs and datasets">
+        <defs>
+          <pattern id="grid" width="24" height="24" patternUnits="userSpaceOnUse" patternTransform={`translate(${frame.x} ${frame.y})`}>
+            <circle cx="1" cy="1" r="1" class="grid-dot" />
+          </pattern>
+        </defs>
+        <rect width="100%" height="100%" fill="url(#grid)" data-ground />
+        <g transform={`translate(${frame.x} ${frame.y}) scale(${frame.scale})`}>
+          {graph.edges.map((edge, n) => (
+            <Line key={`${edge.from}>${edge.to}`} edge={edge} points={placed.edges[n]!} target={byId.get(edge.to)!}
+              far={isFar(edge.from) || isFar(edge.to)} near={chosen !== undefined && !found} />
+          ))}
+          {graph.nodes.map((node) => {
+            const at = placed.nodes.get(node.id)
+            return (
+              at && (
+                <g key={node.id} data-node={node.id} transform={`translate(${at.x} ${at.y})`} tabindex={node.id === first ? 0 : -1} role="button"
+                  aria-pressed={node.id === chosen} aria-label={spoken(node)} onFocus={() => setFocused(node.id)}
+                  class={`node node-${node.kind} is-${node.state} ${node.id === chosen ? 'chosen' : ''} ${isFar(node.id) ? 'far' : ''}`}
+                  onClick={() => choose(node.id)} onDblClick={() => open(node)}
+                  onKeyDown={(event) => {
+                    if (event.key === 'Enter' || event.key === ' ') {
+                      event.preventDefault()
+                      choose(node.id)
+                    } else walk(event, node.id)
+                  }}>
+                  <Card node={node} />
+                </g>
+              )
+            )
+          })}
+        </g>
+      </svg>
+      <div class="graph-tools" role="group" aria-label="Zoom">
+        <Button icon="plus" onClick={() => zoom(1.25)} aria-label="Larger" title="Larger (+)" />
+        <Button icon="less" onClick={() => zoom(0.8)} aria-label="Smaller" title="Smaller (−)" />
+        <Button icon="fit" onClick={fitAgain} aria-label="Show all of it" title="Show all of it (0)" />
+      </div>
+    </div>
+  )
+}
+
+type Zoom = (factor: number, at?: { x: number; y: number }) => void
+
+/** Moving with the pointer, with two fingers or the wheel. */
+function useMoves(
+  box: { current: SVGSVGElement | null },
+  setFrame: (change: (before: Frame) => Frame) => void,
+  zoom: Zoom,
+  clickedGround: () => void,
+): void {
+  const latest = useRef({ zoom, clickedGround })
+  latest.current = { zoom, clickedGround }
+  useEffect(() => {
+    const svg = box.current!
+    const held = new Map<number, { x: number; y: number }>()
+    let moved = 0
+    const at = (event: MouseEvent) => {
+      const { left, top } = svg.getBoundingClientRect()
+      return { x: event.clientX - left, y: event.clientY - top }
+    }
+    const onWheel = (event: WheelEvent) => {
+      event.preventDefault()
+      if (event.ctrlKey || event.deltaMode !== 0 || Math.abs(event.deltaX) < 1)
+        latest.current.zoom(Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.0018)), at(event))
+      else setFrame((before) => ({ ...before, x: before.x - event.deltaX, y: before.y - event.deltaY }))
+    }
+    const onDown = (event: PointerEvent) => {
+      if (event.button !== 0) return
+      held.set(event.pointerId, at(event))
+      moved = 0
+    }
+    const onMove = (event: PointerEvent) => {
+      const last = held.get(event.pointerId)
+      if (!last) return
+      const next = at(event)
+      const [by, other] = [{ x: next.x - last.x, y: next.y - last.y }, [...held].find(([id]) => id !== event.pointerId)?.[1]]
+      moved += Math.abs(by.x) + Math.abs(by.y)
+      if (moved > 4 && !svg.hasPointerCapture(event.pointerId)) svg.setPointerCapture(event.pointerId)
+      held.set(event.pointerId, next)
+      if (other) {
+        const [before, after] = [Math.hypot(last.x - other.x, last.y - other.y), Math.hypot(next.x - other.x, next.y - other.y)]
+        if (before > 0) latest.current.zoom(after / before, { x: (next.x + other.x) / 2, y: (next.y + other.y) / 2 })
+      } else if (moved > 4) setFrame((before) => ({ ...before, x: before.x + by.x, y: before.y + by.y }))
+    }
+    const onUp = (event: PointerEvent) => {
+      if (held.delete(event.pointerId) && moved <= 4 && (event.target as Element).hasAttribute('data-ground')) latest.current.clickedGround()
+    }
+    svg.addEventListener('wheel', onWheel, { passive: false })
+    svg.addEventListener('pointerdown', onDown)
+    svg.addEventListener('pointermove', onMove)
+    svg.addEventListener('pointerup', onUp)
+    svg.addEventListener('pointercancel', onUp)
+    return () => {
+      svg.removeEventListener('wheel', onWheel)
+      svg.removeEventListener('pointerdown', onDown)
+      svg.removeEventListener('pointermove', onMove)
+      svg.removeEventListener('pointerup', onUp)
+      svg.removeEventListener('pointercancel', onUp)
+    }
+  }, [])
+}
+
+const WAYS: Record<string, [number, number]> = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] }
+
+/** The nearest node in the direction of an arrow key. */
+function neighbour(key: string, id: string, places: Map<string, { x: number; y: number }>): string | undefined {
+  const way = WAYS[key]
+  const here = places.get(id)
+  if (!way || !here) return undefined
+  let best: { id: string; cost: number } | undefined
+  for (const [other, at] of places) {
+    const along = (at.x - here.x) * way[0] + (at.y - here.y) * way[1]
+    if (along < 4) continue
+    const aside = Math.abs((at.x - here.x) * way[1]) + Math.abs((at.y - here.y) * way[0])
+    const cost = along + aside * 2.5
+    if (!best || cost < best.cost) best = { id: other, cost }
+  }
+  return best?.id
+}
+
+// Edges ----------------------------------------------------------------------------------------------
+
+function Line({ edge, points, target, far, near }: { edge: Edge; points: { x: number; y: number }[]; target: Node; far: boolean; near: boolean }) {
+  const queue = edge.role === 'feeds' && target.kind === 'job' ? <Queue job={target} at={points.at(-1)!} /> : null
+  const flows = target.state === 'running'
+  return (
+    <g class={`edge edge-${edge.role} ${far ? 'far' : near ? 'near' : ''} ${flows ? 'flows' : ''}`} aria-hidden="true">
+      <path d={curve(points)} />
+      {queue}
+    </g>
+  )
+}
+
+function curve(points: { x: number; y: number }[]): string {
+  let path = ''
+  points.forEach((point, n) => {
+    const last = points[n - 1]
+    if (!last) path = `M${point.x} ${point.y}`
+    else {
+      const bend = (point.x - last.x) / 2
+      path += `C${last.x + bend} ${last.y} ${point.x - bend} ${point.y} ${point.x} ${point.y}`
+    }
+  })
+  return path
+}
+
+const BAR = 54
+
+/** How long the queue in front of a job is: full at the limit that holds its producers. */
+function Queue({ job, at }: { job: JobNode; at: { x: number; y: number } }) {
+  const limit = job.job.max_queue_depth
+  const holds = job.job.hold !== undefined
+  if (!job.waiting) return null
+  const part = limit ? Math.min(1, job.waiting / limit) : Math.min(1, Math.log10(1 + job.waiting) / 4)
+  const full = limit !== undefined && job.waiting >= limit
+  return (
+    <g class={`queue ${full ? 'full' : ''} ${holds ? 'held' : ''}`} transform={`translate(${at.x - BAR - 14} ${at.y - 5})`}>
+      <title>{`${counted(job.waiting, 'task')} waiting${limit ? `; from ${limit} on, what feeds the job is held` : ''}`}</title>
+      <rect class="queue-ground" width={BAR} height={10} rx={5} />
+      <rect class="queue-part" width={Math.max(6, BAR * part)} height={10} rx={5} />
+      <text x={BAR / 2} y={-4} text-anchor="middle">
+        {brief(job.waiting)}
+        {limit ? ` / ${brief(limit)}` : ''}
+      </text>
+    </g>
+  )
+}
+
+// Nodes ----------------------------------------------------------------------------------------------
+
+const MARKS: Record<string, IconName> = { running: 'running', dead: 'cross', held: 'held', paused: 'pause', queued: 'queued' }
+
+function Card({ node }: { node: Node }) {
+  const { width, height } = SIZE[node.kind]
+  const icon: IconName = node.kind === 'dataset' ? 'dataset' : node.kind === 'dag' ? 'graph' : node.job.activation === 'source' ? 'source' : 'job'
+  const mark = MARKS[node.state]
+  const room = node.kind === 'dataset' ? 21 : 22
+  return (
+    <>
+      <title>{`${node.dag} · ${node.name}`}</title>
+      <rect class="card" width={width} height={height} rx={node.kind === 'dataset' ? 24 : 10} />
+      {node.kind === 'job' && <rect class="stripe" width={4} height={height - 20} y={10} rx={2} />}
+      <IconIn name={icon} x={14} y={node.kind === 'job' ? 12 : node.kind === 'dag' ? 13 : 16} />
+      <text class="name" x={38} y={node.kind === 'dataset' ? 21 : 25}>
+        {cut(node.name, room)}
+      </text>
+      <text class="detail" x={38} y={node.kind === 'dataset' ? 36 : 43}>
+        {cut(detail(node), 27)}
+      </text>
+      {node.kind === 'job' && (
+        <text class={`said said-${node.state}`} x={38} y={58}>
+          {cut(saying(node), 27)}
+        </text>
+      )}
+      {node.kind === 'dag' && (
+        <text class={`said said-${node.state}`} x={38} y={62}>
+          {node.dead ? counted(node.dead, 'dead task') : node.running || node.waiting ? `${brief(node.running)} running · ${brief(node.waiting)} waiting` : 'idle'}
+        </text>
+      )}
+      {mark && (
+        <g class={`badge badge-${node.state}`} transform={`translate(${width - 20} ${node.kind === 'dataset' ? 24 : 21})`}>
+          <circle r={10} />
+          <IconIn name={mark} x={-7} y={-7} size={14} />
+        </g>
+      )}
+    </>
+  )
+}
+
+/** In the font of the drawing, so many letters fit. */
+function cut(text: string, most: number): string {
+  return text.length <= most ? text : `${text.slice(0, most - 1)}…`
+}
+
+function detail(node: Node): string {
+  switch (node.kind) {
+    case 'job':
+      return node.job.source_kind ? `${node.job.source_kind} source` : `${node.job.operator} · ${node.job.runtime}`
+    case 'dag':
+      return `${counted(node.jobs, 'job')}, ${counted(node.datasets, 'dataset')}`
+    case 'dataset': {
+      if (node.dataset.storage === 'virtual') return 'virtual'
+      const view = node.view
+      if (!view) return node.dataset.storage
+      if (view.events !== undefined) return counted(view.events, 'event')
+      return `${view.at_most ? '≤ ' : ''}${brief(view.rows)} rows · ${bytes(view.bytes)}`
+    }
+  }
+}
+
+export function saying(node: JobNode): string {
+  const parts: string[] = []
+  if (node.state === 'paused') parts.push('paused')
+  if (node.dead) parts.push(counted(node.dead, 'dead task'))
+  if (node.job.hold && node.state !== 'paused') parts.push(node.job.hold.level === 1 ? 'backfill held' : 'held')
+  if (node.running) parts.push(`${brief(node.running)} running`)
+  if (node.waiting && parts.length < 2) parts.push(`${brief(node.waiting)} waiting`)
+  return parts.slice(0, 2).join(' · ') || 'idle'
+}
+
+function spoken(node: Node): string {
+  const kind = { job: 'Job', dataset: 'Dataset', dag: 'DAG' }[node.kind]
+  const more = node.kind === 'job' ? saying(node) : node.kind === 'dag' ? '' : detail(node)
+  return `${kind} ${node.name}${node.kind === 'dag' ? '' : ` of ${node.dag}`}${more ? `: ${more}` : ''}`
+}

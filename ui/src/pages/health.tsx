@@ -1,0 +1,137 @@
+// What needs somebody: failures, what is stuck or held, sources that are late, messages that are dead.
+import { useData } from '../data'
+import { count, counted, duration } from '../format'
+import { A, Empty, Fact, Facts, Loading, Page, Problem, sentence, State, Time } from '../parts'
+import { address } from '../router'
+import type { GraphJob, GraphResponse, StatusResponse } from '../types'
+
+const SLOW_SECONDS = 10
+
+export function HealthPage() {
+  const { data, error, reload } = useData<StatusResponse>('/api/v1/status', () => true)
+  const graph = useData<GraphResponse>('/api/v1/graph', (changed) => (changed.jobs ?? []).length + (changed.dags ?? []).length > 0)
+  const jobs = graph.data?.jobs ?? []
+  if (error && !data) return <Problem error={error} retry={reload} />
+  if (!data) return <Loading />
+  const dead = (data.failed ?? []).filter((one) => one.state === 'dead')
+  const retrying = (data.failed ?? []).filter((one) => one.state === 'retrying')
+  const checks = data.datasets.flatMap((one) => (one.failed_checks ?? []).map((check) => ({ dataset: one.dataset, ...check })))
+  const letters = data.datasets.filter((one) => (one.dead_letters ?? 0) > 0)
+  const messages = Object.entries(data.dead_messages ?? {})
+  const stuck = data.stuck ?? []
+  const held = jobs.filter((job) => job.hold)
+  const paused = jobs.filter((job) => job.pause)
+  const slow = data.outbox_lag_seconds > SLOW_SECONDS
+  const isWell = !dead.length && !stuck.length && !checks.length && !letters.length && !messages.length && !slow
+  return (
+    <Page title="Health">
+      {isWell && (
+        <Empty icon="check" title="All is well">
+          <p>No task is dead, nothing is stuck, and no check fails.</p>
+        </Empty>
+      )}
+      <div class="cards wide-cards">
+        {slow && (
+          <section class="card">
+            <h2>Wake-ups are late</h2>
+            <p>The oldest one has waited {duration(data.outbox_lag_seconds * 1000)} to be sent to workers. Does a dispatcher run, and can it reach the queue?</p>
+          </section>
+        )}
+        {dead.length > 0 && (
+          <section class="card">
+            <h2>Dead tasks</h2>
+            {dead.map((one) => (
+              <p class="said-box is-dead" key={`${one.dag}${one.job}${one.code}`}>
+                <A href={`${address.tasks({ dag: one.dag, job: one.job, state: 'dead', standing: 'open' })}`}>{one.dag}/{one.job}</A>: {counted(one.tasks, 'task')}{one.and_more ? ' or more' : ''}. {one.message} <code>{one.code}</code> <A href={address.task(one.newest)}>the newest</A>
+              </p>
+            ))}
+          </section>
+        )}
+        {stuck.length > 0 && (
+          <section class="card">
+            <h2>Stuck</h2>
+            {stuck.map((one) => (
+              <p class="said-box is-held" key={`${one.dag}${one.job}`}><JobLink job={one} />: {sentence(one.sentence)}</p>
+            ))}
+          </section>
+        )}
+        {checks.length > 0 && (
+          <section class="card">
+            <h2>Checks that fail</h2>
+            {checks.map((one) => (
+              <p class="said-box is-held" key={`${one.dataset}${one.check}`}><A href={address.dataset(one.dataset)}>{one.dataset}</A>, <strong>{one.check}</strong>: {one.problem}</p>
+            ))}
+          </section>
+        )}
+        {letters.length > 0 && (
+          <section class="card">
+            <h2>Dead letters</h2>
+            {letters.map((one) => (
+              <p key={one.dataset}><A href={`/dead-letters?dataset=${encodeURIComponent(one.dataset)}`}>{one.dataset}</A>: {count(one.dead_letters!)}</p>
+            ))}
+          </section>
+        )}
+        {messages.length > 0 && (
+          <section class="card">
+            <h2>Messages that could not be delivered</h2>
+            {messages.map(([channel, n]) => <p key={channel}>{channel}: {count(n)}</p>)}
+          </section>
+        )}
+        {retrying.length > 0 && (
+          <section class="card">
+            <h2>Tried again by themselves</h2>
+            {retrying.map((one) => (
+              <p key={`${one.dag}${one.job}${one.code}`}><JobLink job={one} />: {counted(one.tasks, 'task')}, {one.message}</p>
+            ))}
+          </section>
+        )}
+        {(held.length > 0 || paused.length > 0) && (
+          <section class="card">
+            <h2>Held and paused</h2>
+            {[...held, ...paused.filter((job) => !held.includes(job))].map((job) => (
+              <p key={`${job.dag}/${job.job}`}><State of={job.pause ? 'paused' : 'held'} /> <JobLink job={job} /> <span class="muted">{why(job)}</span></p>
+            ))}
+          </section>
+        )}
+        {(data.cron ?? []).length > 0 && (
+          <section class="card">
+            <h2>Schedules</h2>
+            <table class="table flat">
+              <thead><tr><th>Source</th><th>Schedule</th><th>Last tick</th><th>Next</th></tr></thead>
+              <tbody>
+                {data.cron!.map((one) => (
+                  <tr key={`${one.dag}/${one.job}`}>
+                    <td><JobLink job={one} /></td>
+                    <td><code>{one.schedule}</code></td>
+                    <td><Time at={one.last_tick} /></td>
+                    <td>{one.paused ? <State of="paused" /> : <Time at={one.next_tick} />}</td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </section>
+        )}
+        <section class="card">
+          <h2>Counts</h2>
+          <Facts>
+            <Fact name="Jobs">{count(jobs.length)}</Fact>
+            <Fact name="Datasets">{count(data.datasets.length)}</Fact>
+            <Fact name="Running">{count(sum(data, 'running'))}</Fact>
+            <Fact name="Waiting">{count(sum(data, 'queued') + sum(data, 'dispatched'))}</Fact>
+            <Fact name="Superseded">{count(data.dead_superseded ?? 0)} <span class="muted">dead, and their work has been done since</span></Fact>
+            <Fact name="Retired">{count(data.dead_retired ?? 0)} <span class="muted">dead, of jobs that are gone</span></Fact>
+          </Facts>
+        </section>
+      </div>
+    </Page>
+  )
+}
+
+const sum = (status: StatusResponse, state: string) => Object.values(status.counts).reduce((total, of) => total + (of[state] ?? 0), 0)
+
+const JobLink = ({ job }: { job: { dag: string; job: string } }) => <A href={address.graph({ dag: job.dag, at: `job:${job.dag}/${job.job}` })}>{job.dag}/{job.job}</A>
+
+function why(job: GraphJob): string {
+  if (job.pause) return `by ${job.pause.paused_by}${job.pause.reason ? `: ${job.pause.reason}` : ''}`
+  return job.hold?.job ? `by the queue of ${job.hold.job}` : ''
+}

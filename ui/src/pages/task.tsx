@@ -1,0 +1,238 @@
+// One task: what it is doing or why it is not, what it read and wrote, what it printed.
+import type { ComponentChildren } from 'preact'
+import { useData } from '../data'
+import { duration } from '../format'
+import { type Changed, concernsJob } from '../live'
+import { A, Button, Copy, Empty, Fact, Facts, Loading, Page, Problem, sentence, State, Time } from '../parts'
+import { address } from '../router'
+import { mayWrite } from '../session'
+import type { ExplainResponse, LineageView, TaskDetail, TaskLogs, TaskView } from '../types'
+import { changeTasks } from './tasks'
+
+const MOST_LINES = 60
+
+export function TaskPage({ id }: { id: string }) {
+  const path = `/api/v1/tasks/${encodeURIComponent(id)}`
+  const explained = useData<ExplainResponse>(`${path}/explain`, (changed) => concerned(changed))
+  const ours = explained.data && `${explained.data.dag}/${explained.data.job}`
+  const concerned = (changed: Changed): boolean => concernsJob(changed, (job) => job === ours)
+  const detail = useData<TaskDetail>(path, concerned)
+  const logs = useData<TaskLogs>(`${path}/logs`, concerned)
+  if (detail.error && !detail.data)
+    return detail.error.status === 404 || detail.error.code === 'task.bad_id' ? (
+      <Empty icon="tasks" title="There is no such task">
+        <p>It may be of another organization, or so old that its history is gone.</p>
+        <A class="button" href="/tasks">All tasks</A>
+      </Empty>
+    ) : (
+      <Problem error={detail.error} retry={detail.reload} />
+    )
+  if (!detail.data) return <Loading />
+  const { task, inputs, outputs, reads } = detail.data
+  const change = async (what: 'retry' | 'cancel' | 'acknowledge') => {
+    await changeTasks(what, [task.task_id])
+    detail.reload()
+    explained.reload()
+  }
+  const isOver = ['completed', 'dead', 'canceled'].includes(task.state)
+  return (
+    <Page
+      title={
+        <>
+          {task.job} <span class="muted">{task.scope ?? ''}</span>
+        </>
+      }
+      side={
+        mayWrite() && (
+          <>
+            {(task.state === 'dead' || task.state === 'canceled') && (
+              <Button icon="retry" look="primary" onClick={() => void change('retry')}>Retry</Button>
+            )}
+            {task.state === 'dead' && task.standing === 'open' && (
+              <Button icon="check" onClick={() => void change('acknowledge')}>Acknowledge</Button>
+            )}
+            {!isOver && (
+              <Button icon="minus" look="danger" disabled={task.cancel_requested} onClick={() => void change('cancel')}>
+                {task.cancel_requested ? 'Canceling' : 'Cancel'}
+              </Button>
+            )}
+          </>
+        )
+      }
+    >
+      <div class="crumbs">
+        <A href={address.graph({ dag: task.dag, at: `job:${task.dag}/${task.job}` })}>{task.dag}</A>
+        <span aria-hidden="true">/</span>
+        <A href={address.tasks({ dag: task.dag, job: task.job })}>{task.job}</A>
+        <span aria-hidden="true">/</span>
+        <Copy text={task.task_id} />
+      </div>
+      <div class="columns">
+        <div class="column-main">
+          <Why task={task} explained={explained.data} />
+          <Logs logs={logs.data} refused={logs.error?.message} running={task.state === 'running'} />
+        </div>
+        <div class="column-side">
+          <Card title="State">
+            <p><State of={task.state} note={task.standing} /></p>
+            <Line task={task} />
+            <Facts>
+              <Fact name="Attempt">{task.attempt} of {task.max_attempts}</Fact>
+              <Fact name="Created"><Time at={task.created_at} /></Fact>
+              <Fact name="Started"><Time at={task.started_at} /></Fact>
+              <Fact name="Finished"><Time at={task.finished_at} /></Fact>
+              <Fact name="Priority">{task.priority ?? 'normal'}</Fact>
+              <Fact name="Made by">{task.kind === 'invalidation' ? 'a correction' : 'new data'}</Fact>
+              {task.worker_id && <Fact name="Worker">{task.worker_id}</Fact>}
+            </Facts>
+            {task.progress && <Progress of={task.progress} />}
+          </Card>
+          <Card title="What fed it">
+            <Lineage of={inputs} linked none="No event: it was asked for by hand, or by a schedule." />
+            {(reads ?? []).map((read) => (
+              <p class="small" key={read.dataset}>
+                Read all of <A href={address.dataset(read.dataset)}>{read.dataset}</A>{' '}
+                {read.committed_at ? <>as of <Time at={read.committed_at} /></> : 'while it was empty'}
+                {read.newer ? `; ${read.newer} commits are newer` : ''}
+              </p>
+            ))}
+          </Card>
+          <Card title="What it produced">
+            <Lineage of={outputs} none={isOver ? 'Nothing.' : 'Nothing yet: outputs become visible when it commits.'} />
+          </Card>
+        </div>
+      </div>
+    </Page>
+  )
+}
+
+function Card({ title, children }: { title: string; children: ComponentChildren }) {
+  return (
+    <section class="card">
+      <h2>{title}</h2>
+      {children}
+    </section>
+  )
+}
+
+/** Waiting and running, as lengths. */
+function Line({ task }: { task: TaskView }) {
+  const created = new Date(task.created_at).getTime()
+  const started = task.started_at ? new Date(task.started_at).getTime() : undefined
+  const ended = task.finished_at ? new Date(task.finished_at).getTime() : Date.now()
+  const waited = (started ?? ended) - created
+  const ran = started === undefined ? 0 : ended - started
+  const all = Math.max(1, waited + ran)
+  return (
+    <div class="span-line">
+      <div class="span-bar">
+        <div class="span-waited" style={{ width: `${Math.max(2, (waited / all) * 100)}%` }} />
+        {started !== undefined && <div class={`span-ran is-${task.state}`} style={{ width: `${Math.max(2, (ran / all) * 100)}%` }} />}
+      </div>
+      <div class="span-words small muted">
+        <span>waited {duration(waited)}</span>
+        {started !== undefined && <span>{task.finished_at ? 'ran' : 'has run'} {duration(ran)}</span>}
+      </div>
+    </div>
+  )
+}
+
+function Progress({ of }: { of: Record<string, unknown> }) {
+  return (
+    <Facts>
+      {Object.entries(of).map(([name, value]) => (
+        <Fact key={name} name={name}>{typeof value === 'object' ? JSON.stringify(value) : String(value)}</Fact>
+      ))}
+    </Facts>
+  )
+}
+
+function Why({ task, explained }: { task: TaskView; explained?: ExplainResponse }) {
+  const title = { dead: 'Why it failed', running: 'What it is doing', completed: 'How it went', canceled: 'Why it stopped' }[task.state] ?? 'Why it waits'
+  const error = explained?.error ?? (task.state === 'completed' ? undefined : task.error)
+  return (
+    <Card title={title}>
+      {!explained && <Loading lines={2} />}
+      {explained && explained.reasons.length === 0 && !error && <p>{task.state === 'completed' ? 'It committed what it computed.' : 'Nothing holds it.'}</p>}
+      <ul class="reasons">
+        {explained?.reasons.map((reason) => (
+          <li key={reason.code}>{sentence(reason.sentence)}</li>
+        ))}
+      </ul>
+      {error && <Failure error={error} />}
+      {explained?.next_step && (
+        <p class="next-step">
+          <strong>Next:</strong> {sentence(explained.next_step)}
+          {explained.retry_helps === false && ' Trying again as it is would fail again.'}
+        </p>
+      )}
+    </Card>
+  )
+}
+
+/** The user's own line stands out of the frames of libraries. */
+function Failure({ error }: { error: Record<string, unknown> }) {
+  const text = (name: string) => (error[name] === undefined || error[name] === null ? undefined : String(error[name]))
+  const traceback = text('traceback')?.trimEnd().split('\n') ?? []
+  const file = text('file')
+  const line = text('line')
+  const printed = Array.isArray(error.logs) ? (error.logs as unknown[]).map(String) : []
+  const isOwn = (row: string) => file !== undefined && line !== undefined && row.includes(file) && row.includes(`line ${line}`)
+  const own = traceback.findIndex(isOwn)
+  return (
+    <div class="failure">
+      <p class="failure-head">
+        <code>{text('code') ?? 'error'}</code> {text('type') && <strong>{text('type')}</strong>}
+      </p>
+      <p class="failure-text">{text('message')}</p>
+      {text('value') && <p><code>{text('value')}</code></p>}
+      {file && <p class="small muted">{file}{line ? `, line ${line}` : ''}</p>}
+      {traceback.length > 0 && (
+        <pre class="traceback" tabIndex={0} role="region" aria-label="Traceback">
+          {traceback.map((row, n) => (
+            <span key={n} class={own >= 0 && (n === own || n === own + 1) ? 'own' : ''}>{row + '\n'}</span>
+          ))}
+        </pre>
+      )}
+      {printed.length > 0 && (
+        <pre class="traceback" tabIndex={0} role="region" aria-label="What it printed last">{printed.slice(-MOST_LINES).join('\n')}</pre>
+      )}
+    </div>
+  )
+}
+
+function Logs({ logs, refused, running }: { logs?: TaskLogs; refused?: string; running: boolean }) {
+  return (
+    <Card title="Log">
+      {refused && <p class="muted">{sentence(refused)}</p>}
+      {!logs && !refused && <Loading lines={3} />}
+      {logs && logs.attempts.length === 0 && (
+        <p class="muted">{running ? 'The log appears when the attempt ends.' : 'It wrote nothing. What operators print, and write with task.log, appears here.'}</p>
+      )}
+      {logs?.attempts.map((attempt, n) => (
+        <details key={attempt.attempt} open={n === 0}>
+          <summary>
+            Attempt {attempt.attempt} <span class="muted"><Time at={attempt.written_at} /></span>
+          </summary>
+          <pre class="log" tabIndex={0} role="region" aria-label={`Log of attempt ${attempt.attempt}`}>{attempt.text}</pre>
+        </details>
+      ))}
+    </Card>
+  )
+}
+
+function Lineage({ of, none, linked }: { of: LineageView[]; none: string; linked?: boolean }) {
+  if (!of.length) return <p class="muted">{none}</p>
+  return (
+    <ul class="lineage">
+      {of.slice(0, 100).map((one) => (
+        <li key={one.event_id}>
+          <A href={address.dataset(one.dataset)}>{one.dataset}</A> <span>{one.scope}</span>
+          {one.kind === 'invalidation' && <span class="tag">correction</span>}
+          {linked && <A class="small" href={address.task(one.producer_id)}>made by</A>}
+        </li>
+      ))}
+      {of.length > 100 && <li class="muted">and {of.length - 100} more</li>}
+    </ul>
+  )
+}

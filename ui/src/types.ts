@@ -1,0 +1,447 @@
+// The answers of the public API, as far as pages use them. tests/unit/test_ui_types.py compares them with the OpenAPI
+// document of the gateway.
+
+export interface WhoAmI {
+  org: string
+  name: string
+  kind: string
+  role?: string
+  roles: string[]
+  sees_pii: boolean
+  next_step?: string
+}
+
+export interface GraphRead {
+  dataset: string
+  role?: 'feeds' | 'triggers' | 'reads'
+}
+
+export interface HoldView {
+  level: number
+  job?: string
+  metric?: string
+  figure?: number
+  threshold?: number
+}
+
+export interface GraphPause {
+  paused_by: string
+  reason?: string
+}
+
+export interface GraphJob {
+  dag: string
+  job: string
+  version: number
+  runtime: string
+  operator: string
+  activation: string
+  source_kind?: string
+  reads?: GraphRead[]
+  writes?: string[]
+  max_concurrency?: number
+  max_queue_depth?: number
+  max_queue_age_seconds?: number
+  generated_for?: string
+  hold?: HoldView
+  pause?: GraphPause
+}
+
+export interface GraphDataset {
+  dataset: string
+  dag: string
+  storage: string
+  reads?: string[]
+}
+
+export interface GraphResponse {
+  jobs: GraphJob[]
+  datasets: GraphDataset[]
+}
+
+export interface CoverageView {
+  first?: number
+  last?: number
+  gap_count?: number
+  gaps?: [number, number][]
+  dead?: number
+  first_name?: string
+  last_name?: string
+  gap_names?: [string, string][]
+}
+
+export interface FailedCheckView {
+  check: string
+  scopes: number
+  problem: string
+  task_id?: string
+}
+
+export interface DatasetView {
+  dataset: string
+  commits: number
+  rows: number
+  bytes: number
+  cursor?: number
+  coverage?: CoverageView
+  storage?: string
+  at_most?: boolean
+  events?: number
+  cursor_name?: string
+  dead_letters?: number
+  failed_checks?: FailedCheckView[]
+}
+
+export interface FailureView {
+  dag: string
+  job: string
+  state: 'dead' | 'retrying'
+  tasks: number
+  code: string
+  message: string
+  newest: string
+  scope?: string
+  and_more?: boolean
+}
+
+export interface StuckView {
+  dag: string
+  job: string
+  reason: string
+  sentence: string
+}
+
+export interface StatusResponse {
+  counts: Record<string, Record<string, number>>
+  datasets: DatasetView[]
+  outbox_lag_seconds: number
+  failed?: FailureView[]
+  stuck?: StuckView[]
+  dead_superseded?: number
+  dead_retired?: number
+  cron?: CronView[]
+  dead_messages?: Record<string, number>
+}
+
+export interface TaskView {
+  task_id: string
+  dag: string
+  job: string
+  state: string
+  kind: string
+  attempt: number
+  max_attempts: number
+  created_at: string
+  scope?: string
+  priority?: string
+  worker_id?: string
+  started_at?: string
+  finished_at?: string
+  cancel_requested?: boolean
+  progress?: Record<string, unknown>
+  error?: Record<string, unknown>
+  standing?: string
+}
+
+export interface TasksResponse {
+  tasks: TaskView[]
+}
+
+export interface LineageView {
+  event_id: number
+  dataset: string
+  kind: string
+  scope: string
+  producer_id: string
+}
+
+export interface WholeReadView {
+  dataset: string
+  commit_id?: number
+  committed_at?: string
+  newer?: number
+}
+
+export interface TaskDetail {
+  task: TaskView
+  inputs: LineageView[]
+  outputs: LineageView[]
+  reads?: WholeReadView[]
+}
+
+export interface ReasonView {
+  code: string
+  sentence: string
+}
+
+export interface AttemptLog {
+  attempt: number
+  text: string
+  written_at: string
+}
+
+export interface TaskLogs {
+  task_id: string
+  state: string
+  attempt: number
+  attempts: AttemptLog[]
+}
+
+export interface ExplainResponse {
+  task_id: string
+  state: string
+  job: string
+  reasons: ReasonView[]
+  dag?: string
+  scope?: string
+  error?: Record<string, unknown>
+  log?: AttemptLog
+  next_step?: string
+  retry_helps?: boolean
+}
+
+export interface TaskChanges {
+  changed: Record<string, string>
+  unchanged: string[]
+  why_unchanged?: Record<string, string>
+}
+
+export interface CatalogEntry {
+  dataset: string
+  dag: string
+  storage: string
+  rows: number
+  bytes: number
+  commits: number
+  version?: number
+  cursor?: number
+  coverage?: CoverageView
+  description?: string
+  at_most?: boolean
+  events?: number
+  cursor_name?: string
+}
+
+export interface CatalogResponse {
+  datasets: CatalogEntry[]
+}
+
+export interface ColumnView {
+  name: string
+  type: string
+  nullable: boolean
+  pii?: boolean
+  derived_from?: string[]
+  declassified?: string
+}
+
+export interface CronView {
+  dag: string
+  job: string
+  schedule: string
+  time_zone: string
+  next_tick?: string
+  last_tick?: string
+  paused?: boolean
+}
+
+export interface DatasetDetail {
+  dataset: CatalogEntry
+  columns: ColumnView[]
+  position?: string
+  produced_by?: string[]
+  read_by?: string[]
+  sql?: string
+  cron?: CronView
+  read_roles?: string[]
+  write_roles?: string[]
+}
+
+export interface StripCell {
+  present?: number
+  waiting?: number
+  running?: number
+  dead?: number
+}
+
+export interface CoverageStrip {
+  dataset: string
+  cells: StripCell[]
+  first?: number
+  last?: number
+  per_cell?: number
+  names?: string[]
+  tasks_left_out?: boolean
+}
+
+export interface ScopeExplanation {
+  dataset: string
+  first: number
+  last: number
+  reasons: ReasonView[]
+  scope?: string
+  missing_scopes?: string[]
+}
+
+export interface BackfillResponse {
+  dataset: string
+  job: string
+  scopes: number
+  created: number
+  unfinished: number
+  missing: number
+  failed: number
+  left_out?: number
+}
+
+export interface LackingView {
+  dataset: string
+  first: number
+  last: number
+  scope?: string
+}
+
+export interface BuildView {
+  dataset: string
+  built: number
+  serving: number
+}
+
+export interface SourceBehindView {
+  job: string
+  dataset: string
+  position: number
+}
+
+export interface VersionView {
+  version: number
+  state: 'building' | 'active' | 'retired' | 'aborted' | 'collected'
+  created_at: string
+  activated_at?: string
+  manual_cutover?: boolean
+  datasets?: BuildView[]
+  replays?: number
+  unfinished?: number
+  dead?: number
+  sources_behind?: number
+  lacking?: LackingView[]
+  behind?: SourceBehindView[]
+}
+
+export interface VersionsResponse {
+  dag: string
+  versions: VersionView[]
+}
+
+export interface MovedResponse {
+  dag: string
+  version: number
+  before?: number
+  lacking?: LackingView[]
+}
+
+export interface AlertView {
+  alert_id: string
+  dag: string
+  alert: string
+  state: 'open' | 'suppressed' | 'retracted' | 'acknowledged'
+  severity: string
+  title: string
+  found_at: string
+  event_time?: string
+  dataset?: string
+  subject?: Record<string, unknown>
+  fields?: Record<string, unknown>
+  position?: string
+  suppressed?: string
+  owner?: string
+  channels?: string[]
+  retracted_at?: string
+  acknowledged_at?: string
+  acknowledged_by?: string
+  hides_personal_data?: boolean
+}
+
+export interface AlertsResponse {
+  alerts: AlertView[]
+  after?: string
+}
+
+export interface AlertMessageView {
+  delivery_id: string
+  channel: string
+  kind: string
+  state: string
+  tries: number
+  created_at: string
+  ended_at?: string
+  code?: string
+  reason?: string
+}
+
+export interface AlertDetail {
+  alert: AlertView
+  deliveries: AlertMessageView[]
+  text?: string
+  occurrence?: number
+}
+
+export interface DeadLetterView {
+  task_id: string
+  dag: string
+  job: string
+  dataset: string
+  attempt: number
+  tries: number
+  rows: number
+  bytes: number
+  files: number
+  handed_over_at: string
+  failed_at: string
+  scope?: string
+  error?: Record<string, unknown>
+  standing?: string
+}
+
+export interface DeadLettersResponse {
+  letters: DeadLetterView[]
+  after?: number
+}
+
+export interface LetterFileView {
+  dataset: string
+  path: string
+  rows: number
+  bytes: number
+}
+
+export interface RefusedRow {
+  file?: string
+  row?: number
+  column?: string
+  value?: string
+  expected?: string
+}
+
+export interface DeadLetterDetail {
+  letter: DeadLetterView
+  files: LetterFileView[]
+  row?: RefusedRow
+  why_not_replayed?: string
+  next_step?: string
+}
+
+export interface QueryTask {
+  task_id: string
+  dataset: string
+  dag: string
+  reason?: string
+}
+
+export interface QueryPlan {
+  engine: string
+  reason: string
+  files: number
+  of_files: number
+  bytes: number
+}
