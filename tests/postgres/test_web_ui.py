@@ -118,7 +118,7 @@ async def test_calls_by_cookie_must_come_from_our_own_pages(site: Site, browser:
         ({"host": "evil.example"}, "session.not_local"),
         ({}, "dag.unknown"),
     ):
-        assert code_of((await browser.send(*call, **headers))[1]) == expected  # type: ignore[arg-type]
+        assert code_of((await browser.send(*call, **headers))[1]) == expected
 
 
 async def test_what_ends_the_token_ends_its_browsers(site: Site, browser: Browser) -> None:

@@ -309,6 +309,6 @@ async def test_the_server_has_no_credentials_that_a_query_could_find(
         "set",
     ]
     for text in texts:
-        found = await asyncio.to_thread(lambda text=text: str(spark.sql(text).collect()))
+        found = str(await asyncio.to_thread(spark.sql(text).collect))
         for secret in (*task.source.access.secrets, *task.output.access.secrets, SECRET):
             assert secret not in found, text

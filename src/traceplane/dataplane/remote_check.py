@@ -44,7 +44,7 @@ def _has(spark: SparkSession, name: str) -> bool:
     rows = spark.sql(
         f"select java_method('org.apache.spark.util.Utils', 'classIsLoadable', '{name}')"
     ).collect()
-    return rows[0][0] == "true"
+    return bool(rows[0][0] == "true")
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def was_lost(error: Exception) -> bool:
 def _handler(report: Progress, application: str) -> Any:
     def handle(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
         stages = stages or ()
-        tasks, done = sum(s.num_tasks for s in stages), sum(s.num_completed_tasks for s in stages)
-        report(len(stages), tasks, done, application)
+        tasks = sum(s.num_tasks for s in stages)
+        report(len(stages), tasks, sum(s.num_completed_tasks for s in stages), application)
 
     return handle
