@@ -111,7 +111,7 @@ async def test_the_files_of_an_input_with_very_many_commits_are_sent_in_pieces(
     worker = Client(plane)
     task = await with_all_files(worker, reader.task, lambda: reader.capability_token)  # type: ignore[arg-type]
     assert worker.pieces_of_files == [2, 2, 0]
-    assert sorted(f.path.rpartition("/")[2] for f in task.input_files[0]) == [
+    assert sorted(f.path.rpartition("/")[2] for f in task.input_files[1]) == [
         f"{n}.parquet" for n in range(4)
     ]
     assert task.long_inputs == []
