@@ -16,7 +16,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from statistics import median
@@ -125,7 +125,7 @@ async def _loaded(made: ours_control.Stand, incoming: Path) -> dict[str, list[Pa
 
 
 @asynccontextmanager
-async def _spark_server(folder: Path, home: Path) -> Any:
+async def _spark_server(folder: Path, home: Path) -> AsyncIterator[str]:
     """As the platform starts its own, without the confinement: what a script would use."""
     settings = SparkSettings(
         folder=folder / "spark",
