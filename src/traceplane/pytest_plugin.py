@@ -5,7 +5,8 @@
         traceplane.settle()
         assert traceplane.rows("market.volumes") == [{"symbol": "BTC", "volume": 2.0}]
 
-The fixture `traceplane` is an organization of its own for each test, on one platform that runs for the whole session.
+It is not an entry point of the package, for which pytest would rewrite all modules of the platform: name it with
+`-p traceplane.pytest_plugin`. The fixture `traceplane` is an organization of its own for each test, on one platform that runs for the whole session.
 """
 
 from __future__ import annotations

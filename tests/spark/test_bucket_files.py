@@ -226,7 +226,7 @@ def _reaches_nothing(on_s3: SparkOnS3, mine: Task, theirs: Task, beside: str) ->
         read(foreign, **(bare | {"fs.s3a.impl.disable.cache": "false"}))
     )
     keeping = vended | {"fs.s3a.impl.disable.cache": "false"}
-    assert "403" in on_s3.refusal(read(foreign, **keeping))
+    assert "AccessDeniedException" in on_s3.refusal(read(foreign, **keeping))
     assert datasets.read(spark, theirs.source).count() == 100, "others do not get what it was asked to keep"
     assert "403" in on_s3.refusal(read(foreign, **(bare | {"fs.s3a.aws.credentials.provider": ANONYMOUS})))
     # What the machine may have.
