@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-
 from traceplane.model.committed_file import StoredBounds
 
 _WHOLE = re.compile(r"u?int(8|16|32|64)")
@@ -115,7 +113,8 @@ def _stored(value: Literal | None, type_: str) -> str | None:
 
 
 def _quoted(text: str) -> str:
-    return msgspec.json.encode(text).decode()
+    text.encode()  # raises UnicodeEncodeError for half a character
+    return json.dumps(text, ensure_ascii=False)
 
 
 Bounds = tuple[Any, Any] | None
