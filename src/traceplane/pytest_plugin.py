@@ -5,8 +5,8 @@
         traceplane.settle()
         assert traceplane.rows("market.volumes") == [{"symbol": "BTC", "volume": 2.0}]
 
-It is not an entry point of the package, for which pytest would rewrite all modules of the platform: name it with
-`-p traceplane.pytest_plugin`. The fixture `traceplane` is an organization of its own for each test, on one platform that runs for the whole session.
+It is named with `-p traceplane.pytest_plugin`: for an entry point, pytest would rewrite all modules of the platform.
+The fixture `traceplane` is an organization of its own for each test, on one platform that runs for the session.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def test_a_dag_is_tested_with_pytest(tmp_path: Path) -> None:
     for name, text in {"dag.yaml": DAG, "code/jobs.py": JOBS, "test_chain.py": TESTS}.items():
         (tmp_path / name).write_text(text)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "traceplane.pytest_plugin", "--traceplane-no-spark", "-q"],
+        [sys.executable, "-m", "pytest", "-p", "traceplane.pytest_plugin", "--traceplane-no-spark", "-q"],
         cwd=tmp_path, check=False, capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     assert "3 passed" in done.stdout, done.stdout + done.stderr

@@ -113,6 +113,7 @@ def _stored(value: Literal | None, type_: str) -> str | None:
 
 
 def _quoted(text: str) -> str:
+    text.encode()  # raises UnicodeEncodeError for half a character
     return json.dumps(text, ensure_ascii=False)
 
 

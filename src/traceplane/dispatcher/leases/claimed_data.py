@@ -177,8 +177,7 @@ async def _reads(
 def _asked(entry: JobEntry, number: int, task: Claimed, types: Mapping[str, str]) -> Asked | None:
     """Which files of an input a task needs, as far as their statistics show it."""
     columns = asked_columns(entry.payload.inputs[number].where, types)
-    times = _times(entry.edges[number], task, types)
-    column = entry.edges[number].read.time_column
+    times, column = _times(entry.edges[number], task, types), entry.edges[number].read.time_column
     if times is not None and column is not None and column in types:
         columns.append(AskedColumn(column, types[column], (times,), before=True))
     return pruning.asked(columns)
