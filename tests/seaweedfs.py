@@ -25,10 +25,10 @@ class SeaweedFS:
     """The user `platform` may do everything, and assume the roles `readers`, which may read, and `tasks`, which may
     write too. What it has is in a folder, so it can be killed and started again."""
 
-    def __init__(self, folder: Path, *, session: str = "1h", sts: bool = True) -> None:
-        """A role's `session` is never longer than that, whatever is asked for; without `sts` there are no roles."""
+    def __init__(self, folder: Path, *, sts: bool = True) -> None:
+        """Without `sts` there are no roles."""
         (folder / "data").mkdir(parents=True)
-        _configure(folder, session)
+        _configure(folder)
         self._folder, self._sts = folder, sts
         self._ports = {name: _port() for name in ("master.port", "volume.port", "filer.port", "s3.port")}
         self.port = self._ports["s3.port"]
@@ -67,9 +67,9 @@ class SeaweedFS:
 
 
 @contextlib.contextmanager
-def seaweedfs(folder: Path, *, session: str = "1h", sts: bool = True) -> Iterator[str]:
+def seaweedfs(folder: Path, *, sts: bool = True) -> Iterator[str]:
     """Its address."""
-    server = SeaweedFS(folder, session=session, sts=sts)
+    server = SeaweedFS(folder, sts=sts)
     try:
         server.start()
         yield server.endpoint
@@ -77,7 +77,7 @@ def seaweedfs(folder: Path, *, session: str = "1h", sts: bool = True) -> Iterato
         server.kill()
 
 
-def _configure(folder: Path, session: str) -> None:
+def _configure(folder: Path) -> None:
     identity = {
         "name": "platform",
         "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
@@ -93,7 +93,7 @@ def _configure(folder: Path, session: str) -> None:
     }
     iam = {
         "sts": {
-            "tokenDuration": session,
+            "tokenDuration": "1h",
             "maxSessionLength": "12h",
             "issuer": "seaweedfs-sts",
             "signingKey": "dGVzdC1zaWduaW5nLWtleS0zMi1jaGFyYWN0ZXJzLWxvbmc=",

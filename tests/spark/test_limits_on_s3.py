@@ -38,8 +38,8 @@ def claimed(files: int = 1, *, outputs: int = 1, timeout: float = 900.0) -> tupl
 
 
 @asynccontextmanager
-async def direct_store(folder: Path, *, session: str = "1h") -> AsyncIterator[DirectStore]:
-    with seaweedfs(folder, session=session) as endpoint:
+async def direct_store(folder: Path) -> AsyncIterator[DirectStore]:
+    with seaweedfs(folder) as endpoint:
         async with bucket_of(endpoint) as store:
             yield DirectStore(store, most_seconds=3600)
 
@@ -72,8 +72,8 @@ async def test_a_role_that_cannot_be_assumed_is_found_at_the_start(sts: bool, tm
 
 
 async def test_a_session_that_is_too_short_is_found_before_the_task_runs(tmp_path: Path) -> None:
-    async with direct_store(tmp_path / "weed", session="20s") as direct:
-        error = await refusal(direct, *claimed(timeout=900.0))
+    async with direct_store(tmp_path / "weed") as direct:
+        error = await refusal(direct, *claimed(timeout=7200.0))
     assert error.code == "spark.timeout_beyond_credentials"
     assert "s3_renewal_address" in str(error.next_step)
 
