@@ -47,7 +47,7 @@ class Visitor:
         """Looks at the page in both themes: nothing that axe knows to keep somebody out, and a picture of each."""
         for theme in ("light", "dark"):
             await self.page.emulate_media(color_scheme=theme, reduced_motion="reduce")
-            await self.page.wait_for_function(f"document.documentElement.dataset.theme === '{theme}'")
+            await expect(self.page.locator("html")).to_have_attribute("data-theme", theme)
             SCREENS.mkdir(parents=True, exist_ok=True)
             await self.page.screenshot(path=SCREENS / f"{name}-{theme}.png")
             assert await self._violations() == [], (name, theme)
