@@ -37,7 +37,7 @@ class Browser:
 
     async def send(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         csrf = self.http.cookie_jar.filter_cookies(URL(self.url)).get("traceplane_csrf")
-        own = {"origin": self.url, **({"x-csrf-token": csrf.value} if csrf else {})}
+        own = {"origin": self.url, **({"x_csrf_token": csrf.value} if csrf else {})}
         sent = {name.replace("_", "-"): value for name, value in {**own, **headers}.items() if value}
         async with self.http.request(method, self.url + path, json=body, headers=sent) as answer:
             text = await answer.text()

@@ -1,8 +1,8 @@
 """Links that sign a browser in with the rights of a token: on a laptop nobody has an account to sign in with.
 
 Whoever has a user token gets a code, which works once and for some minutes. The browser that opens the link hands it in
-and gets a user token of its own in a cookie, with the same rights and the same name, so that revoking the one revokes
-the other. The code is no token: it opens nothing but this door.
+and gets a user token of its own in a cookie, with the same rights and the same name: who revokes tokens by that
+name, or disables their member, ends both. The code is no token: it opens nothing but this door.
 
 The code stands behind the `#` of the link, so that neither the server's logs nor other sites see it.
 """

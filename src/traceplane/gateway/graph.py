@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from traceplane.auth.rights import Access, access_of
 from traceplane.gateway.refused_names import unknown_dag_or_job
 from traceplane.http_service.routes import Call, Route
@@ -63,7 +65,7 @@ def _job(row: graph.GraphJob, access: Access) -> GraphJob:
         operator=row.operator,
         activation=row.activation,
         source_kind=row.source_kind,
-        reads=[GraphRead(name, role) for name, role in read.items() if access.reads(name)],
+        reads=[_read(name, role) for name, role in read.items() if access.reads(name)],
         writes=access.readable(row.writes),
         max_concurrency=row.max_concurrency,
         max_queue_depth=row.max_queue_depth,
@@ -72,6 +74,10 @@ def _job(row: graph.GraphJob, access: Access) -> GraphJob:
         hold=hold,
         pause=None if row.paused_by is None else GraphPause(row.paused_by, row.pause_reason or ""),
     )
+
+
+def _read(name: str, role: Any) -> GraphRead:
+    return GraphRead(name) if role == "feeds" else GraphRead(name, role)
 
 
 def _dataset(row: graph.GraphDataset, access: Access) -> GraphDataset:

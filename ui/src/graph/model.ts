@@ -1,5 +1,5 @@
 // What the graph shows: nodes of jobs and datasets with what goes on in them, made from the API's answers.
-import type { DatasetView, FailureView, GraphDataset, GraphJob, GraphResponse, StatusResponse, StuckView } from '../types'
+import type { DatasetView, FailureView, GraphDataset, GraphJob, GraphRead, GraphResponse, StatusResponse, StuckView } from '../types'
 import type { LayoutEdge } from './layout'
 
 export interface JobNode {
@@ -63,13 +63,18 @@ export function graphOf(structure: GraphResponse, status: StatusResponse | undef
 
 function ofJobs(structure: GraphResponse, status: StatusResponse | undefined): Graph {
   const views = new Map(status?.datasets.map((view) => [view.dataset, view]))
-  const nodes: Node[] = structure.jobs.map((job) => jobNode(job, status))
+  // What the platform adds before a job that waits for several inputs says nothing to people: the job reads what it reads.
+  const within = new Map<string, GraphRead[]>()
+  for (const job of structure.jobs) if (isWithin(job)) for (const name of job.writes ?? []) within.set(name, job.reads ?? [])
+  const shown = structure.jobs.filter((job) => !isWithin(job))
+  const nodes: Node[] = shown.map((job) => jobNode(job, status))
   const edges: Edge[] = []
   const known = new Set(structure.datasets.map((one) => one.dataset))
   const used = new Set<string>()
-  for (const job of structure.jobs) {
+  for (const job of shown) {
     const id = jobId(job.dag, job.job)
-    for (const read of job.reads ?? []) {
+    const reads = new Map((job.reads ?? []).flatMap((read) => within.get(read.dataset) ?? [read]).map((read) => [read.dataset, read]))
+    for (const read of reads.values()) {
       if (!known.has(read.dataset)) continue
       used.add(read.dataset)
       edges.push({ from: datasetId(read.dataset), to: id, role: read.role ?? 'feeds' })
@@ -81,6 +86,7 @@ function ofJobs(structure: GraphResponse, status: StatusResponse | undefined): G
     }
   }
   for (const dataset of structure.datasets) {
+    if (within.has(dataset.dataset)) continue
     const view = views.get(dataset.dataset)
     const bad = (view?.dead_letters ?? 0) > 0 || (view?.failed_checks?.length ?? 0) > 0
     nodes.push({ kind: 'dataset', id: datasetId(dataset.dataset), dag: dataset.dag, name: dataset.dataset, dataset, view, state: bad ? 'dead' : 'idle' })
@@ -89,6 +95,8 @@ function ofJobs(structure: GraphResponse, status: StatusResponse | undefined): G
   }
   return { nodes, edges }
 }
+
+const isWithin = (job: GraphJob): boolean => job.generated_for !== undefined && job.operator === 'scopes'
 
 function jobNode(job: GraphJob, status: StatusResponse | undefined): JobNode {
   const counts = status?.counts[`${job.dag}/${job.job}`] ?? {}

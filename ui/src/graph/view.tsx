@@ -23,6 +23,8 @@ interface Props {
 
 const SMALLEST = 0.05
 const LARGEST = 2.5
+/** Smaller than this, one moves along it rather than see all of it. */
+const READABLE = 0.5
 const EDGE = 40
 
 export function GraphView({ graph, chosen, found, choose, open }: Props) {
@@ -38,8 +40,8 @@ export function GraphView({ graph, chosen, found, choose, open }: Props) {
   const fit = () => {
     const { width, height } = box.current!.getBoundingClientRect()
     const scale = Math.min(1.15, (width - EDGE * 2) / placed.width, (height - EDGE * 2) / placed.height)
-    const used = Math.max(SMALLEST, scale)
-    setFrame({ scale: used, x: (width - placed.width * used) / 2, y: (height - placed.height * used) / 2 })
+    const used = Math.max(READABLE, scale)
+    setFrame({ scale: used, x: Math.max(EDGE, (width - placed.width * used) / 2), y: (height - placed.height * used) / 2 })
   }
   const moved = useRef(false) // by somebody: then nothing else moves it
   useEffect(() => {
