@@ -19,6 +19,7 @@ SCRIPT = """
 import asyncio, json, subprocess, sys
 from pathlib import Path
 from traceplane.sandbox.assignment import Assignment
+from traceplane.sandbox.child_log import TaskLog
 from traceplane.sandbox.pool import Sandbox
 from traceplane.sandbox.sandbox_settings import SandboxSettings
 

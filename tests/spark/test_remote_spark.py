@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -73,7 +73,7 @@ async def test_a_worker_uses_a_server_behind_tls_with_its_token_and_no_other(
             )
         )
         parts = urlsplit(server.remote)
-        token = server.remote.partition("token=")[2].partition(";")[0]
+        token = unquote(server.remote.partition("authorization=")[2]).removeprefix("Bearer ")
         assert parts.port is not None
         try:
             async with behind_tls(parts.port, authority) as port:

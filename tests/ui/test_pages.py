@@ -116,7 +116,7 @@ async def test_a_dead_task_tells_why_and_is_retried(visitor: Visitor) -> None:
     await expect(page.get_by_role("heading", name="Why it failed")).to_be_visible()
     await expect(page.locator(".own").first).to_contain_text('code/shop/enrich.py", line 41')
     await expect(page.get_by_label("Log of attempt 1")).to_contain_text(HOSTILE)
-    await expect(page.get_by_role("link", name="shop.refunds")).to_be_visible()
+    await expect(page.get_by_role("heading", name="What fed it")).to_be_visible()
     await visitor.audit("task-dead")
     await page.get_by_role("button", name="Retry").click()
     await expect(page.get_by_role("heading", name="Why it waits")).to_be_visible()

@@ -38,7 +38,8 @@ export function GraphView({ graph, chosen, found, choose, open }: Props) {
     [shape],
   )
   const fit = () => {
-    const { width, height } = box.current!.getBoundingClientRect()
+    if (!box.current) return // the page was left meanwhile
+    const { width, height } = box.current.getBoundingClientRect()
     const scale = Math.min(1.15, (width - EDGE * 2) / placed.width, (height - EDGE * 2) / placed.height)
     const used = Math.max(READABLE, scale)
     setFrame({ scale: used, x: Math.max(EDGE, (width - placed.width * used) / 2), y: (height - placed.height * used) / 2 })
@@ -59,7 +60,8 @@ export function GraphView({ graph, chosen, found, choose, open }: Props) {
   }
   const zoom = (factor: number, at?: { x: number; y: number }) =>
     move((before) => {
-      const { width, height } = box.current!.getBoundingClientRect()
+      if (!box.current) return before
+      const { width, height } = box.current.getBoundingClientRect()
       const middle = at ?? { x: width / 2, y: height / 2 }
       const scale = Math.min(LARGEST, Math.max(SMALLEST, before.scale * factor))
       const by = scale / before.scale
@@ -73,8 +75,8 @@ export function GraphView({ graph, chosen, found, choose, open }: Props) {
 
   const show = (id: string) => {
     const at = placed.nodes.get(id)
-    if (!at) return
-    const { width, height } = box.current!.getBoundingClientRect()
+    if (!at || !box.current) return
+    const { width, height } = box.current.getBoundingClientRect()
     setFrame((before) => {
       const scale = Math.max(before.scale, 0.7)
       const inside = (value: number, most: number) => value > EDGE && value < most - 220 * scale
