@@ -108,7 +108,7 @@ async def test_functions_write_rows_that_other_functions_read(
     assert len(number.answered) >= 5 <= len(double.answered)
     assert {*number.answered, *double.answered} == {b'{"accepted": true}'}, "they report by themselves"
     log = await platform.value("select l.text from task_logs l join tasks using (task_id) limit 1")
-    assert log == "doubling numbers\n"
+    assert log == "doubling numbers"
 
 
 async def test_a_function_holds_no_token_of_the_platform(
