@@ -56,7 +56,8 @@ SHOWS_NOTHING_OF_OTHERS = {
 
 def unescaped(written: str, *, progress: bool = False) -> list[str]:
     # A progress line begins with a carriage return of the command's own, and a bar hides the cursor and shows it again.
-    own = r"\r\x1b\[\?25l|\x1b\[\?25h|(^|(?<=[ \n]))\r"
+    # A screen is written from its upper left corner, and what was behind a line and below the last one is cleared.
+    own = r"\r\x1b\[\?25l|\x1b\[\?25h|(^|(?<=[ \n]))\r|^\x1b\[H|\x1b\[K(?=\r?\n)|\x1b\[J$"
     text = re.sub(own, "", written) if progress else written
     return [repr(c) for c in text if not (c.isprintable() or c == "\n")]
 
@@ -209,7 +210,7 @@ async def test_no_command_output_controls_a_terminal(database_url: str, tmp_path
                 written = await commands.on_a_terminal(*name.split(), *arguments)
                 assert "Traceback (most recent" not in written, written
                 command = f"{name} {arguments[-1] if arguments else ''}"
-                if raw := unescaped(written, progress="--wait" in arguments):
+                if raw := unescaped(written, progress="--wait" in arguments or name == "top"):
                     shown[command] = (raw, written)
                 has_lines = "csv" in arguments or name == "logs"
                 if re.search(r"^FORGED", written, re.MULTILINE) and not has_lines:
