@@ -124,18 +124,23 @@ async def read_by_tasks(
     live: list[list[LiveCommit]] = [[] for _ in ranges]
     arguments = (*_arguments(ranges), [r.asked for r in ranges], False, most + 1)
     if most <= _AT_ONCE:
-        for row in await tx.rows(_SQL["for_tasks"], *arguments):
+        for row in await tx.rows(_for_tasks(), *arguments):
             live[row["ord"] - 1].append(_live_commit(row))
     else:
-        async for row in tx.stream(_SQL["for_tasks"], *arguments):
+        async for row in tx.stream(_for_tasks(), *arguments):
             live[row["ord"] - 1].append(_live_commit(row))
     return [None if len(found) > most else sorted(found, key=_by_id) for found in live]
+
+
+def _for_tasks() -> str:
+    """Read at once, or some rows at a time."""
+    return _SQL["for_tasks"]
 
 
 async def read_with_statistics(tx: Transaction, ranges: Sequence[ReadRange]) -> list[list[LiveCommit]]:
     """For each range, all live commits that overlap it, with the statistics of their files."""
     live: list[list[LiveCommit]] = [[] for _ in ranges]
-    for row in await tx.rows(_SQL["for_tasks"], *_arguments(ranges), [None] * len(ranges), True, None):
+    for row in await tx.rows(_for_tasks(), *_arguments(ranges), [None] * len(ranges), True, None):
         live[row["ord"] - 1].append(_live_commit(row))
     return [sorted(found, key=_by_id) for found in live]
 
@@ -143,7 +148,7 @@ async def read_with_statistics(tx: Transaction, ranges: Sequence[ReadRange]) -> 
 async def streamed(tx: Transaction, read: ReadRange, at: datetime | None = None) -> AsyncIterator[LiveCommit]:
     """What `read_by_tasks` reads of one range, or of a whole generation as of a time: in no order, few at once."""
     if at is None:
-        rows = tx.stream(_SQL["for_tasks"], *_arguments([read]), [read.asked], False, None)
+        rows = tx.stream(_for_tasks(), *_arguments([read]), [read.asked], False, None)
     else:
         rows = tx.stream(_SQL["for_task_at"], read.generation_id, at, read.asked)
     async for row in rows:

@@ -253,6 +253,11 @@ async def live_count(tx: Transaction, generation_id: UUID) -> int:
     return count
 
 
+def _commits_at() -> str:
+    """Read at once, or some rows at a time."""
+    return _SQL["commits_at"]
+
+
 async def commits(
     tx: Transaction, generation_id: UUID, at: datetime | None = None
 ) -> tuple[list[int], dict[int, list[Range]]]:
@@ -261,7 +266,7 @@ async def commits(
     if at is None:
         ids: list[int] = await tx.value(_SQL["live_ids"], generation_id)
         return ids, await _hidden(tx, generation_id)
-    rows = await tx.rows(_SQL["commits_at"], generation_id, at, False)
+    rows = await tx.rows(_commits_at(), generation_id, at, False)
     return [row["commit_id"] for row in rows], _ranges(rows)
 
 
@@ -286,7 +291,7 @@ async def listed(
 ) -> AsyncIterator[ListedCommit]:
     """The commits with rows that readers see, now or at a time, ordered by position; few are in memory at once."""
     if at is not None:
-        async for row in tx.stream(_SQL["commits_at"], generation_id, at, True):
+        async for row in tx.stream(_commits_at(), generation_id, at, True):
             hidden = [(a, b) for a, b in row["hidden"] or ()]
             yield ListedCommit(row["commit_id"], (row["range_start"], row["range_end"]), hidden, row["files"])
         return

@@ -178,8 +178,8 @@ def _asked(entry: JobEntry, number: int, task: Claimed, types: Mapping[str, str]
     """Which files of an input a task needs, as far as their statistics show it."""
     columns = asked_columns(entry.payload.inputs[number].where, types)
     times, column = _times(entry.edges[number], task, types), entry.edges[number].read.time_column
-    if times is not None and column is not None and column in types:
-        columns.append(AskedColumn(column, types[column], (times,), before=True))
+    if times is not None and column is not None:
+        columns.append(AskedColumn(column, types.get(column, _INSTANT), (times,), before=True))
     return pruning.asked(columns)
 
 
