@@ -30,6 +30,7 @@ from traceplane.chain.simulated.server import Simulator, serve
 from traceplane.cli import profile, supervisor
 from traceplane.client import Client
 from traceplane.errors import PlatformError
+from traceplane.gateway import pages
 from traceplane.http_service.client import Caller
 from traceplane.postgres.database import Database
 from traceplane.settings import Settings, load
@@ -71,7 +72,8 @@ class Demo:
     async def run(self) -> bool:
         await self.until(self.gateway_answers, "the gateway answers")
         say(f"1. Embedded Postgres, dispatcher, gateway, a Python and a Spark worker run ({self.seconds()}).")
-        say(f"   Watch it in a browser while it runs: {await self.link()}")
+        if pages.are_built():
+            say(f"   Watch it in a browser while it runs: {await self.link()}")
         await self.deploy()
         await self.until(self.settled, "all blocks are processed")
         say(f"3. Ingested the chain's {self.head + 1} blocks and processed them on Spark ({self.seconds()}).")

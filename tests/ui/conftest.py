@@ -12,7 +12,7 @@ from playwright.async_api import Browser, BrowserContext, expect
 from tests import chromium
 from tests.ui.pages import Visitor
 from tests.ui.world import World, world_of
-from traceplane.gateway.pages import BUILT
+from traceplane.gateway.pages import are_built
 
 PATIENCE_MS = 120_000
 """How long a page takes is the machine's affair."""
@@ -21,7 +21,7 @@ expect.set_options(timeout=PATIENCE_MS)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
-    if not (BUILT / "index.html").is_file():
+    if not are_built():
         pytest.skip("the web UI is not built: `make setup` says why")
     try:
         async with chromium.running() as browser:

@@ -152,7 +152,12 @@ async def _when_ready(settings: Settings, beside: Callable[[Settings], Awaitable
 
 
 async def _link(settings: Settings) -> str | None:
-    """To the web UI; it is not logged, since it signs in whoever opens it. None: browsers cannot sign in here."""
+    """To the web UI; it is not logged, since it signs in whoever opens it. None: there is no UI, or browsers cannot
+    sign in here."""
+    from traceplane.gateway import pages
+
+    if not pages.are_built():
+        return None
     try:
         chosen, token = with_user_token(settings)
         caller = Caller(chosen.gateway_address, token, tls_ca=chosen.tls_ca)

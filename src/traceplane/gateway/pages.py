@@ -59,6 +59,10 @@ client do all that the pages do.</p>
 """
 
 
+def are_built(folder: Path = BUILT) -> bool:
+    return (folder / "index.html").is_file()
+
+
 @dataclass(frozen=True, slots=True)
 class _File:
     content: bytes
@@ -83,15 +87,14 @@ class Pages:
     @classmethod
     def built(cls, folder: Path = BUILT) -> Pages:
         """What is there; without a page, `/` says so."""
-        index = folder / "index.html"
-        if not index.is_file():
+        if not are_built(folder):
             return cls(None, {})
         files = {
             _ASSETS + path.name.encode(): _file(path, _FOR_GOOD)
             for path in sorted((folder / "assets").iterdir())
             if path.is_file()
         }
-        return cls(_file(index, _REVALIDATED), files)
+        return cls(_file(folder / "index.html", _REVALIDATED), files)
 
     def find(self, path: bytes, headers: Mapping[bytes, bytes]) -> Reply | None:
         """The answer to a GET of this path, if it is one of the UI's."""
