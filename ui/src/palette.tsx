@@ -14,7 +14,7 @@ export const overlay = signal<'palette' | 'help' | undefined>(undefined)
 let first: { key: string; at: number } | undefined
 
 export function onKey(event: KeyboardEvent): void {
-  const target = event.target as HTMLElement
+  const target = event.composedPath()[0] as HTMLElement // the editor of queries is in a shadow root
   if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === 'k') {
     event.preventDefault()
     overlay.value = overlay.value === 'palette' ? undefined : 'palette'
@@ -35,7 +35,7 @@ export function onKey(event: KeyboardEvent): void {
     if (field) {
       event.preventDefault()
       field.focus()
-      field.select()
+      field.select?.()
     }
   } else if (event.key === 'g') {
     first = { key: 'g', at: Date.now() }

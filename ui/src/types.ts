@@ -444,4 +444,5 @@ export interface QueryPlan {
   files: number
   of_files: number
   bytes: number
+  generations: Record<string, string>
 }

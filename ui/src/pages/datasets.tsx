@@ -3,13 +3,14 @@ import { useMemo, useState } from 'preact/hooks'
 import { ApiError, get, post, withParameters } from '../api'
 import { useData } from '../data'
 import { brief, bytes, count, counted } from '../format'
-import { Grid, type Rows } from '../grid'
+import { Grid } from '../grid'
 import { Icon } from '../icons'
 import { concernsDataset } from '../live'
 import { A, Button, Empty, Fact, Facts, Loading, Page, Problem, sentence, State, Time, toast } from '../parts'
 import { address, place, setQuery } from '../router'
 import { mayWrite } from '../session'
 import { type Span, Strip } from '../strip'
+import { type Rows, type Table, tableOf } from '../table'
 import type { BackfillResponse, CatalogResponse, ColumnView, DatasetDetail, DatasetView, ScopeExplanation, StatusResponse } from '../types'
 
 export function DatasetsPage() {
@@ -272,14 +273,14 @@ function Schema({ columns, position }: { columns: ColumnView[]; position?: strin
 const SAMPLED = 100
 
 function Sample({ name, rows, isVirtual }: { name: string; rows: number; isVirtual: boolean }) {
-  const [shown, setShown] = useState<Rows>()
+  const [shown, setShown] = useState<Table>()
   const [problem, setProblem] = useState<ApiError>()
   const [busy, setBusy] = useState(false)
   const load = async () => {
     setBusy(true)
     setProblem(undefined)
     try {
-      setShown(await post<Rows>('/api/v1/query', { sql: `select * from "${name.replaceAll('"', '""')}" limit ${SAMPLED}`, format: 'json' }))
+      setShown(tableOf(await post<Rows>('/api/v1/query', { sql: `select * from "${name.replaceAll('"', '""')}" limit ${SAMPLED}`, format: 'json' })))
     } catch (error) {
       setProblem(error instanceof ApiError ? error : new ApiError(0, 'unexpected', String(error)))
     }
@@ -294,7 +295,7 @@ function Sample({ name, rows, isVirtual }: { name: string; rows: number; isVirtu
           {busy ? 'Reading…' : rows || isVirtual ? 'Show some' : 'It has none yet'}
         </Button>
       )}
-      {shown && <Grid rows={shown} label={`Rows of ${name}`} />}
+      {shown && <Grid table={shown} label={`Rows of ${name}`} />}
     </section>
   )
 }
