@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from traceplane.cli.doctor import diagnose
+from traceplane.gateway.health import diagnose
 from traceplane.wire.control import FailureView, StatusResponse, StuckView
 
 TASK = UUID(int=7)

@@ -38,7 +38,7 @@ const LOOK = EditorView.theme({
   '.cm-placeholder': { color: 'var(--muted)' },
   '&.cm-focused .cm-matchingBracket': { background: 'var(--accent-soft)', outline: '1px solid var(--accent)' },
   '.cm-tooltip': { background: 'var(--raised)', border: '1px solid var(--line-strong)', borderRadius: '10px', overflow: 'hidden', boxShadow: 'var(--shadow)' },
-  '.cm-tooltip.cm-tooltip-autocomplete > ul': { font: '13px/1.5 var(--code)', maxHeight: '260px' },
+  '.cm-tooltip.cm-tooltip-autocomplete > ul': { font: '13px/1.5 var(--code)', maxHeight: 'none' },
   '.cm-tooltip-autocomplete > ul > li': { padding: '4px 10px !important' },
   '.cm-tooltip-autocomplete ul li[aria-selected]': { background: 'var(--accent-soft)', color: 'var(--ink)' },
   '.cm-completionMatchedText': { textDecoration: 'none', fontWeight: '700', color: 'var(--accent)' },
@@ -99,7 +99,7 @@ export function openEditor(host: HTMLElement, text: string, names: Names, change
         bracketMatching(),
         sqlOf({ dialect }),
         dialect.language.data.of({ autocomplete: completionOf(names) }),
-        autocompletion({ icons: false }),
+        autocompletion({ icons: false, maxRenderedOptions: 10 }),
         // Tab goes on to the next field, as everywhere, unless completions are offered.
         keymap.of([{ key: 'Tab', run: acceptCompletion }, ...completionKeymap, ...historyKeymap, ...defaultKeymap]),
         EditorView.lineWrapping,

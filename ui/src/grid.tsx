@@ -11,20 +11,23 @@ const TALLEST = 8_000_000
 export function Grid({ table, label }: { table: Table; label: string }) {
   const { columns, length } = table
   const box = useRef<HTMLDivElement>(null)
-  const [view, setView] = useState({ top: 0, height: 600 })
+  const [view, setView] = useState({ top: 0, height: 600, part: 0 })
   useEffect(() => {
     const seen = new ResizeObserver(() => setView((before) => ({ ...before, height: box.current!.clientHeight })))
     seen.observe(box.current!)
     return () => seen.disconnect()
   }, [])
   const whole = Math.min(TALLEST, length * ROW_HEIGHT)
-  const perPixel = length / Math.max(1, whole)
-  const inSight = Math.ceil(view.height / ROW_HEIGHT) + BEYOND * 2
-  const first = Math.max(0, Math.min(length - inSight, Math.floor(view.top * perPixel) - BEYOND))
-  const shown = Array.from({ length: Math.min(inSight, length - first) }, (_, n) => first + n)
-  const offset = Math.min(first / Math.max(perPixel, 1e-9), Math.max(0, whole - shown.length * ROW_HEIGHT))
+  const visible = Math.min(length, Math.ceil(view.height / ROW_HEIGHT))
+  // A pixel of a table that is taller than a browser draws stands for several rows, and its end for the last one.
+  const top = whole === length * ROW_HEIGHT ? Math.floor(view.top / ROW_HEIGHT) : Math.floor(view.part * (length - visible))
+  const first = Math.max(0, top - BEYOND)
+  const shown = Array.from({ length: Math.max(0, Math.min(visible + BEYOND * 2, length - first)) }, (_, n) => first + n)
+  const offset = Math.max(0, Math.min(view.top - (view.top % ROW_HEIGHT) - (top - first) * ROW_HEIGHT, whole - shown.length * ROW_HEIGHT))
+  const look = (element: HTMLElement) =>
+    setView({ top: element.scrollTop, height: element.clientHeight, part: Math.min(1, element.scrollTop / Math.max(1, element.scrollHeight - element.clientHeight)) })
   return (
-    <div ref={box} class="grid-box" tabIndex={0} role="region" aria-label={label} onScroll={(event) => setView({ top: event.currentTarget.scrollTop, height: event.currentTarget.clientHeight })}>
+    <div ref={box} class="grid-box" tabIndex={0} role="region" aria-label={label} onScroll={(event) => look(event.currentTarget)}>
       <table class="table grid" aria-rowcount={length + 1}>
         <thead>
           <tr>

@@ -4,7 +4,7 @@ import type { ComponentChildren } from 'preact'
 import { useEffect, useMemo, useRef, useState } from 'preact/hooks'
 import { useData } from './data'
 import { Icon, type IconName } from './icons'
-import { PAGES } from './pages'
+import { pagesOfReader } from './pages'
 import { address, go } from './router'
 import { switchTheme } from './theme'
 import type { GraphResponse } from './types'
@@ -41,7 +41,7 @@ export function onKey(event: KeyboardEvent): void {
     first = { key: 'g', at: Date.now() }
   } else if (first && Date.now() - first.at < 1500) {
     first = undefined
-    const page = PAGES.find((one) => one.key === event.key)
+    const page = pagesOfReader().find((one) => one.key === event.key)
     if (page) go(page.path)
   }
 }
@@ -140,7 +140,7 @@ const task = (id: string): Found => ({ icon: 'tasks', name: id, kind: 'Task', ru
 function everything(graph?: GraphResponse): Found[] {
   const dags = [...new Set(graph?.jobs.map((job) => job.dag) ?? [])]
   return [
-    ...PAGES.map((page): Found => ({ icon: page.icon, name: page.name, kind: 'Page', run: () => go(page.path) })),
+    ...pagesOfReader().map((page): Found => ({ icon: page.icon, name: page.name, kind: 'Page', run: () => go(page.path) })),
     { icon: 'sun', name: 'Switch colours', kind: 'Command', run: switchTheme },
     { icon: 'help', name: 'Keys', kind: 'Command', run: () => (overlay.value = 'help') },
     ...dags.map((dag): Found => ({ icon: 'graph', name: dag, kind: 'DAG', run: () => go(address.graph({ dag })) })),
@@ -174,7 +174,7 @@ const KEYS: [string[], string][] = [
 ]
 
 export function Help() {
-  const keys: [string[], string][] = [...KEYS, ...PAGES.map((page): [string[], string] => [['g', page.key], `Go to ${page.name}`])]
+  const keys: [string[], string][] = [...KEYS, ...pagesOfReader().map((page): [string[], string] => [['g', page.key], `Go to ${page.name}`])]
   return (
     <Overlay label="Keys">
       <h2>Keys</h2>

@@ -229,6 +229,10 @@ class Client:
         """What failed, what is stuck, unfinished tasks, and what each dataset holds."""
         return self._connection.ask("GET", "/api/v1/status", StatusResponse)
 
+    def health(self) -> HealthResponse:
+        """What needs somebody, with the next step; for admins also the processes of the platform."""
+        return self._connection.ask("GET", "/api/v1/health", HealthResponse)
+
     def tasks(
         self,
         *,
