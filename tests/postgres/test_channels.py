@@ -346,7 +346,7 @@ async def test_the_commands(gateway: Gateway, run: Run, tmp_path: Path) -> None:
     assert await run("deliveries", "replay", str(two)) == (1, gone)
     assert (await run("channel", "remove", "ops"))[0] == 1
     assert await run("deliveries", "drop", "--channel", "ops") == (0, "2 messages dropped\n")
-    assert await run("channel", "remove", "ops") == (0, "ops is removed\n")
+    assert await run("channel", "remove", "ops") == (0, "ops is deleted\n")
     assert await run("channel", "list") == (
         0,
         "There are no channels. Set one with `traceplane channel set NAME FILE`.\n",

@@ -1,5 +1,5 @@
-"""The command line: one file per group of commands, named by `grammar`. Commands talk to the gateway, except those that set up or run
-the platform itself.
+"""The command line: one file per group of commands, with names by `grammar`. Commands talk to the gateway, except those
+that set up or run the platform itself.
 
     admin         commands that set up a platform and rotate its secrets
     alerts        `traceplane alert`
