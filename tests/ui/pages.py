@@ -64,7 +64,7 @@ class Visitor:
             await self.page.emulate_media(color_scheme=theme, reduced_motion="reduce")
             await expect(self.page.locator("html")).to_have_attribute("data-theme", theme)
             await self.page.screenshot(path=SCREENS / f"{name}-{theme}.png")
-            violations = await self._violations()
+            violations = await violations_of(self.page)
             assert violations == [], f"{name} ({theme}): {violations}"
             await self.page.set_viewport_size(PHONE)
             await self.page.screenshot(path=SCREENS / f"{name}-phone-{theme}.png", full_page=True)
@@ -72,14 +72,16 @@ class Visitor:
             assert wide == [], f"{name}: wider than a phone: {wide}"
             await self.page.set_viewport_size(LAPTOP)
 
-    async def _violations(self) -> list[str]:
-        await self.page.evaluate(_axe())
-        found: dict[str, Any] = await self.page.evaluate(_RUN, _RULES)
-        return [
-            f"{one['id']}: {node['target']} {node['failureSummary']}"
-            for one in found["violations"]
-            for node in one["nodes"][:3]
-        ]
+
+async def violations_of(page: Page) -> list[str]:
+    """What keeps somebody out, as far as axe knows."""
+    await page.evaluate(_axe())
+    found: dict[str, Any] = await page.evaluate(_RUN, _RULES)
+    return [
+        f"{one['id']}: {node['target']} {node['failureSummary']}"
+        for one in found["violations"]
+        for node in one["nodes"][:3]
+    ]
 
 
 @cache

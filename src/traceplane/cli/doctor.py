@@ -115,6 +115,3 @@ def _of_the_platform(settings: Settings) -> Iterator[Finding]:
         return
     for found in health.findings:
         yield Finding(found.level, found.code, found.sentence, found.next_step)
-
-
-COMMANDS = (doctor,)

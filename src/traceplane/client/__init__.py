@@ -69,6 +69,7 @@ from traceplane.wire.control import (
     TaskView,
 )
 from traceplane.wire.deploys import DeployRequest, DeployResponse, PlanResponse, VersionsResponse, VersionView
+from traceplane.wire.health import HealthResponse
 from traceplane.wire.people import WhoAmI
 from traceplane.wire.pipelines import ExecutionChange, ExecutionView
 from traceplane.wire.queries import Engine, QueryPlan, QueryRequest, QueryTask, QueryTaskRequest

@@ -75,7 +75,7 @@ def _beside_tasks(status: StatusResponse) -> Iterator[FindingView]:
     for d in status.datasets:
         if d.dead_letters:
             rows = counted(d.dead_letters, "row")
-            step = f"`traceplane dlq list --dataset {d.dataset}`"
+            step = f"`traceplane dead-letter list --dataset {d.dataset}`"
             yield FindingView("warning", "dead_letters", f"{d.dataset}: {rows} could not be written.", step)
         for check in d.failed_checks:
             explain = f"`traceplane explain {check.task_id}`" if check.task_id is not None else None
@@ -83,7 +83,7 @@ def _beside_tasks(status: StatusResponse) -> Iterator[FindingView]:
                 "warning", "check_failed", f"{d.dataset}, {check.check}: {check.problem}", explain
             )
     for channel, messages in status.dead_messages.items():
-        step = f"`traceplane deliveries list --channel {channel} --state dead`"
+        step = f"`traceplane message list --channel {channel} --state dead`"
         yield FindingView(
             "warning", "dead_messages", f"{channel}: {counted(messages, 'message')} not delivered.", step
         )
@@ -94,7 +94,7 @@ def _beside_tasks(status: StatusResponse) -> Iterator[FindingView]:
             "warning",
             "paused",
             f"{pause.dag}/{pause.job}: paused by {pause.paused_by} since {pause.since}{why}{waiting}",
-            f"`traceplane jobs resume {pause.dag} {pause.job}`",
+            f"`traceplane job resume {pause.dag} {pause.job}`",
         )
 
 
