@@ -15,7 +15,6 @@ export interface Names {
 }
 
 export interface Editor {
-  set: (text: string) => void
   close: () => void
 }
 
@@ -114,9 +113,6 @@ export function openEditor(host: HTMLElement, text: string, names: Names, change
     }),
   })
   return {
-    set: (next) => {
-      if (view.state.doc.toString() !== next) view.dispatch({ changes: { from: 0, to: view.state.doc.length, insert: next } })
-    },
     close: () => view.destroy(),
   }
 }

@@ -13,7 +13,7 @@ export function Grid({ table, label }: { table: Table; label: string }) {
   const box = useRef<HTMLDivElement>(null)
   const [view, setView] = useState({ top: 0, height: 600, part: 0 })
   useEffect(() => {
-    const seen = new ResizeObserver(() => setView((before) => ({ ...before, height: box.current!.clientHeight })))
+    const seen = new ResizeObserver(([entry]) => setView((before) => ({ ...before, height: entry!.contentRect.height })))
     seen.observe(box.current!)
     return () => seen.disconnect()
   }, [])

@@ -46,6 +46,8 @@ export function QueriesPage() {
   const start = async (work: (signal: AbortSignal) => Promise<Outcome>) => {
     if (!isReady) return
     remember()
+    const unset = names.filter((name) => !values[name])
+    if (unset.length > 0) return setOutcome({ error: new ApiError(0, 'query.no_value', 'a parameter has no value', unset.map((name) => `$${name}`).join(', '), 'fill it in below the text') })
     const controller = new AbortController()
     setBusy(controller)
     try {

@@ -21,6 +21,7 @@ function columns(dataset: string): Promise<{ name: string; type: string }[]> {
   return asked
 }
 
+/** `sql` is what it begins with; from then on the text is the editor's, and `set` is told of it. */
 export function SqlField({ sql, set, run }: { sql: string; set: (sql: string) => void; run: () => void }) {
   const host = useRef<HTMLDivElement>(null)
   const editor = useRef<Editor | null>(null)
@@ -43,7 +44,6 @@ export function SqlField({ sql, set, run }: { sql: string; set: (sql: string) =>
       editor.current?.close()
     }
   }, [])
-  useEffect(() => editor.current?.set(sql), [sql])
   return (
     <>
       <div ref={host} class={`editor is-${state}`} data-search />

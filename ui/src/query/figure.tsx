@@ -46,8 +46,7 @@ export function ResultFigure({ table }: { table: Table }) {
           ))}
         </fieldset>
       </div>
-      {y.length > 0 && <Chart label={`${y.map((one) => one.name).join(', ')} by ${x?.name}`} look={look} x={data.x} isTime={data.isTime} series={data.series} />}
-      {data.names && <p class="muted small">{data.names.slice(0, 20).map((name, n) => `${n}: ${name}`).join(' · ')}{data.names.length > 20 ? ' · …' : ''}</p>}
+      {y.length > 0 && <Chart label={`${y.map((one) => one.name).join(', ')} by ${x?.name}`} look={look} x={data.x} isTime={data.isTime} names={data.names} series={data.series} />}
       {data.leftOut > 0 && <p class="muted small">Every {count(data.leftOut + 1)}th row is drawn.</p>}
     </section>
   )
