@@ -18,6 +18,7 @@ from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import Role
 from traceplane.auth.store import issue_token
 from traceplane.http_service.server import serve
+from traceplane.postgres.processes import Presence
 from traceplane.wire.tasks import TaskError
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -119,6 +120,7 @@ async def world_of(database_url: str, home: Path) -> AsyncIterator[World]:
         stop, bound = asyncio.Event(), asyncio.get_running_loop().create_future()
         server = asyncio.create_task(serve(plane.api.app(), port=port, stop=stop, bound=bound, grace=1.0))
         await bound
+        dispatcher = asyncio.create_task(Presence(plane.database, "dispatcher").run(stop))
         try:
             async with plane.database.transaction() as tx:
                 admin = await issue_token(tx, Principal.USER, org="default", name="laptop", role=Role.ADMIN)
@@ -126,5 +128,6 @@ async def world_of(database_url: str, home: Path) -> AsyncIterator[World]:
             yield World(plane, f"http://127.0.0.1:{port}", admin, home / "objects")
         finally:
             stop.set()
+            await dispatcher
             await server
             await plane.api.close()

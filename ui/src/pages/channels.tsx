@@ -45,7 +45,7 @@ export function ChannelsPage() {
             </p>
             <p class="muted small">Set <Time at={one.changed_at} /> by {one.changed_by}</p>
             <div class="actions">
-              <Button onClick={() => void test(one.name)} aria-label={`Send a message over ${one.name}`}>Test</Button>
+              <Button onClick={() => void test(one.name)} aria-label={`Test ${one.name}`}>Test</Button>
               <Button onClick={() => setQuestion({ what: 'set', of: one })} aria-label={`Change ${one.name}`}>Change</Button>
               <Button look="ghost" class="is-bad" onClick={() => setQuestion({ what: 'remove', of: one })} aria-label={`Remove ${one.name}`}>Remove</Button>
             </div>

@@ -12,6 +12,7 @@ const SLOW_SECONDS = 10
 export function HealthPage() {
   const { data, error, reload } = useData<StatusResponse>('/api/v1/status', () => true)
   const graph = useData<GraphResponse>('/api/v1/graph', (changed) => (changed.jobs ?? []).length + (changed.dags ?? []).length > 0)
+  const health = useData<HealthResponse>('/api/v1/health', (changed) => (changed.jobs ?? []).length > 0)
   const jobs = graph.data?.jobs ?? []
   if (error && !data) return <Problem error={error} retry={reload} />
   if (!data) return <Loading />
@@ -24,7 +25,7 @@ export function HealthPage() {
   const held = jobs.filter((job) => job.hold)
   const paused = jobs.filter((job) => job.pause)
   const slow = data.outbox_lag_seconds > SLOW_SECONDS
-  const isWell = !dead.length && !stuck.length && !checks.length && !letters.length && !messages.length && !slow
+  const isWell = !dead.length && !stuck.length && !checks.length && !letters.length && !messages.length && !slow && !health.data?.findings.some((one) => one.level === 'problem')
   return (
     <Page title="Health">
       {isWell && (
@@ -33,7 +34,8 @@ export function HealthPage() {
         </Empty>
       )}
       <div class="cards wide-cards">
-        <Doctor />
+        {health.error && <Problem error={health.error} retry={health.reload} />}
+        {health.data && <Doctor health={health.data} />}
         {slow && (
           <section class="card">
             <h2>Wake-ups are late</h2>
@@ -131,13 +133,10 @@ export function HealthPage() {
 }
 
 /** What `traceplane doctor` prints of the platform, and the processes that there are. */
-function Doctor() {
-  const { data, error, reload } = useData<HealthResponse>('/api/v1/health', (changed) => (changed.jobs ?? []).length > 0)
-  if (error) return <Problem error={error} retry={reload} />
-  if (!data) return <Loading lines={3} />
-  const processes = data.processes ?? []
+function Doctor({ health }: { health: HealthResponse }) {
+  const processes = health.processes ?? []
   const order = ['problem', 'warning', 'ok']
-  const findings = [...data.findings].sort((a, b) => order.indexOf(a.level) - order.indexOf(b.level))
+  const findings = [...health.findings].sort((a, b) => order.indexOf(a.level) - order.indexOf(b.level))
   return (
     <>
       <section class="card">

@@ -44,7 +44,7 @@ function Members({ members, roles, reload }: { members: MemberView[]; roles: str
   const close = () => (setQuestion(undefined), reload())
   return (
     <>
-      <div class="bar">
+      <div class="filters">
         <Button look="primary" icon="plus" onClick={() => setQuestion({ what: 'add' })}>Add a member</Button>
       </div>
       {members.length === 0 && (
@@ -86,7 +86,7 @@ function Members({ members, roles, reload }: { members: MemberView[]; roles: str
                       <Button look="ghost" onClick={() => setQuestion({ what: 'enable', of: one })} aria-label={`Enable ${one.name}`}>Enable</Button>
                     ) : (
                       <>
-                        <Button look="ghost" onClick={() => setQuestion({ what: 'grant', of: one })} aria-label={`Give ${one.name} a role`}>Give a role</Button>
+                        <Button look="ghost" onClick={() => setQuestion({ what: 'grant', of: one })} aria-label={`Give a role to ${one.name}`}>Give a role</Button>
                         <Button look="ghost" class="is-bad" onClick={() => setQuestion({ what: 'disable', of: one })} aria-label={`Disable ${one.name}`}>Disable</Button>
                       </>
                     )}
@@ -158,7 +158,7 @@ function Roles({ roles: { roles }, reload }: { roles: RolesResponse; reload: () 
   const close = () => (setAsked(undefined), reload())
   return (
     <>
-      <div class="bar">
+      <div class="filters">
         <Button look="primary" icon="plus" onClick={() => setAsked({ what: 'set', name: '', includes: 'reader', sees: false })}>Define a role</Button>
       </div>
       <div class="table-box">
@@ -218,7 +218,7 @@ function Tokens({ tokens, members, roles, reload }: { tokens: TokenView[]; membe
   const close = () => (setAsked(undefined), reload())
   return (
     <>
-      <div class="bar">
+      <div class="filters">
         <Button look="primary" icon="plus" onClick={() => setAsked('issue')}>Issue a token</Button>
       </div>
       {tokens.length === 0 && <Empty icon="secret" title="No token is valid"><p>Scripts and services sign in with tokens.</p></Empty>}

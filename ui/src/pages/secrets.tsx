@@ -48,7 +48,7 @@ export function SecretsPage() {
                   <td class="wrap">{(one.roles ?? []).join(', ') || <span class="muted">admins</span>}</td>
                   <td class="right">
                     <Button look="ghost" aria-label={`New value for ${one.name}`} onClick={() => setQuestion({ what: 'set', of: one })}>New value</Button>
-                    {isAdmin() && <Button look="ghost" aria-label={`Who may use ${one.name}`} onClick={() => setQuestion({ what: 'rights', of: one })}>Rights</Button>}
+                    {isAdmin() && <Button look="ghost" aria-label={`Rights of ${one.name}`} onClick={() => setQuestion({ what: 'rights', of: one })}>Rights</Button>}
                     {isAdmin() && <Button look="ghost" class="is-bad" aria-label={`Remove ${one.name}`} onClick={() => setQuestion({ what: 'remove', of: one })}>Remove</Button>}
                   </td>
                 </tr>

@@ -21,7 +21,7 @@ export function Silences() {
   return (
     <>
       {mayWrite() && (
-        <div class="bar">
+        <div class="filters">
           <Button look="primary" icon="pause" onClick={() => setMaking(true)}>Silence alerts</Button>
         </div>
       )}
@@ -44,7 +44,7 @@ export function Silences() {
                   <td class="wrap">{one.reason}</td>
                   <td><Time at={one.ends_at} /></td>
                   <td><Time at={one.created_at} /> <span class="muted">by {one.created_by}</span></td>
-                  <td class="right">{mayWrite() && <Button look="ghost" aria-label={`End the silence of ${one.alert ?? 'every alert'}`} onClick={() => setEnding(one)}>End it</Button>}</td>
+                  <td class="right">{mayWrite() && <Button look="ghost" aria-label={`End it: the silence of ${one.alert ?? 'every alert'}`} onClick={() => setEnding(one)}>End it</Button>}</td>
                 </tr>
               ))}
             </tbody>
