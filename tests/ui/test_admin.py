@@ -32,7 +32,7 @@ async def test_people_get_roles_and_tokens_and_lose_them(visitor: Visitor) -> No
     await page.get_by_label("Role", exact=True).select_option("writer")
     await page.get_by_label("For", exact=True).select_option("30d")
     await page.get_by_role("button", name="Give", exact=True).click()
-    await expect(page.get_by_role("listitem").filter(has_text="writer")).to_contain_text("until")
+    await expect(page.get_by_role("listitem").filter(has_text="writer")).to_contain_text("ends in")
     await visitor.audit("people")
     await page.get_by_role("link", name="Tokens").click()
     await page.get_by_role("button", name="Issue a token").click()

@@ -70,7 +70,7 @@ function Members({ members, roles, reload }: { members: MemberView[]; roles: str
                       {one.roles.map((grant) => (
                         <li key={grant.role} class="chip" title={`given by ${grant.granted_by}`}>
                           {grant.role}
-                          {grant.expires_at && <span class="muted"> until <Time at={grant.expires_at} /></span>}
+                          {grant.expires_at && <span class="muted">, ends <Time at={grant.expires_at} /></span>}
                           {grant.by_claim ? <span class="muted"> by sign-in</span> : (
                             <button type="button" aria-label={`Withdraw ${grant.role} from ${one.name}`} onClick={() => setQuestion({ what: 'withdraw', of: one, role: grant.role })}>×</button>
                           )}
