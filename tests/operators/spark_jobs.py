@@ -154,9 +154,11 @@ def entries(task: OperatorTask) -> list[dict]:
 def outlives_its_credentials(numbers: DataFrame, spark, config, task: OperatorTask) -> DataFrame:
     """Reads its input again and again with one DataFrame, and then writes what executors have been given meanwhile."""
     renewal = task.inputs["numbers"].access.renewal
-    rows, until = [], time.monotonic() + config["seconds"]
-    while time.monotonic() < until:
-        rows.append((len(rows), numbers.count(), renewal.url, renewal.token, *_given(spark, renewal)))
+    rows, sessions = [], set()
+    while len(sessions) < config["sessions"]:
+        given = _given(spark, renewal)
+        sessions.add(given[-1])
+        rows.append((len(rows), numbers.count(), renewal.url, renewal.token, *given))
         time.sleep(1)
     names = (
         "turn bigint, numbers bigint, url string, token string, access string, secret string, session string"

@@ -65,6 +65,9 @@ class Merging:
     async def write(self, positions: Any, emission: str = "") -> None:
         await self.platform.emit(f"{self._dag}.blocks", positions, emission=emission)
 
+    async def written(self, tasks: int) -> bool:
+        return await self.platform.states(f"{self._dag}-entries") == {"completed": tasks}
+
     async def plan(self, files: int = FILES) -> None:
         """Has all its files merged, as dispatchers do in the background."""
         database = await Database.connect(self.platform.url, connections=1)
@@ -159,13 +162,12 @@ async def test_whoever_merges_dies_again_and_again(
         worker = platform.add("spark-1", "worker", "--runtime", "spark")
         merging = Merging(platform, "torn")
         await merging.deploy()
-        for number, step in enumerate(("after_claim", "after_run", "after_stage", "after_complete")):
-            await merging.write(range(FILES * number, FILES * number + FILES))
-            await platform.settled(seconds=PATIENCE)
-            before, merges = await merging.rows(), len(await merging.merges())
-            await worker.start(crash_at=f"worker.{step}")
+        for number, step in enumerate(("after_claim", "after_run", "after_stage", "after_complete"), start=1):
+            await merging.write(range(FILES * (number - 1), FILES * number))
+            await until(lambda: merging.written(FILES * number), seconds=PATIENCE, what="all is written")  # noqa: B023
+            before = await merging.rows()
+            await worker.start(crash_at=f"worker.{step}")  # it has no other tasks than merges
             assert await worker.died(PATIENCE) == -signal.SIGKILL
-            assert len(await merging.merges()) > merges
             assert await merging.rows() == before, step
             await worker.start()
             await platform.settled(seconds=PATIENCE)
