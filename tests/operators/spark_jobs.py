@@ -154,7 +154,8 @@ def entries(task: OperatorTask) -> list[dict]:
 def outlives_its_credentials(numbers: DataFrame, spark, config, task: OperatorTask) -> DataFrame:
     """Reads its input again and again with one DataFrame, and then writes what executors have been given meanwhile."""
     renewal = task.inputs["numbers"].access.renewal
-    rows, sessions = [], set()
+    rows: list[tuple] = []
+    sessions: set[str] = set()
     while len(sessions) < config["sessions"]:
         given = _given(spark, renewal)
         sessions.add(given[-1])

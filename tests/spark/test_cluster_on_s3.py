@@ -74,8 +74,6 @@ jobs:
   - {{name: logs, from: {{dataset: chain.logs}}}}
   outputs: [{{name: found, dataset: chain.found}}]
   config: {{endpoints: ["{url}"], chunk_blocks: 5, spark_parts: 2}}
-datasets:
-  chain.blocks: {{checks: [{{unique: block_number}}]}}
 """
 DAG = (
     dag("far", job("far", "out", SLOW, more=MORE), job("far", "sums", SUMS, operator="sql", more=MORE))

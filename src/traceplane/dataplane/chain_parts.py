@@ -1,8 +1,7 @@
 """`range_ingest` and `integrity_check` on Spark: a range is split into parts, which Spark runs in parallel.
 
 What parts do is in `chain.operators.parts`; here they are started, and their results are put together. A range of one
-chunk is read by this process, as on any other runtime, unless only executors can read what is committed, or what the
-outputs are checked for.
+chunk is read by this process, as on any other runtime, unless only executors can read what is committed.
 
 Parts write into the attempt's folders, or, where executors use the bucket themselves, store their files there.
 """
@@ -46,8 +45,7 @@ def ingest(task: OperatorTask, open_session: OpenSession) -> None:
     with operator_errors():
         settings, config = read(task.config, IngestConfig)
         first, last = block_range(task)
-        checked = any(one.direct is not None and one.checks for one in task.outputs.values())
-        if last - first < config.chunk_blocks and not checked:
+        if last - first < config.chunk_blocks:
             range_ingest.run(task)
             return
         settings, head = asyncio.run(_reached(settings))
@@ -86,7 +84,8 @@ def check(task: OperatorTask, open_session: OpenSession) -> None:
     with operator_errors():
         settings, config = read(task.config, CheckConfig)
         first, last = block_range(task)
-        if last - first < config.chunk_blocks and not _of_executors(task):
+        lent = any(source.access is not None for source in task.inputs.values())
+        if last - first < config.chunk_blocks and not lent:
             integrity_check.run(task)
             return
         settings, head = asyncio.run(_reached(settings))
@@ -100,14 +99,7 @@ def check(task: OperatorTask, open_session: OpenSession) -> None:
             found += parts.discrepancies(done)
         for name, frame in committed.items():
             found += _of_other_blocks(name, frame, first, last, reached)
-        (output,) = task.outputs
-        datasets.write_rows(spark, task, output, integrity_check.as_rows(found))
-
-
-def _of_executors(task: OperatorTask) -> bool:
-    """Whether this process cannot read what is committed, or what it writes cannot be checked."""
-    lent = any(source.access is not None for source in task.inputs.values())
-    return lent or any(one.direct is not None and one.checks for one in task.outputs.values())
+        integrity_check.write(task, found)
 
 
 async def _reached(settings: RpcSettings) -> tuple[RpcSettings, int]:

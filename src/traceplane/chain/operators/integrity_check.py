@@ -80,12 +80,12 @@ def run(task: OperatorTask) -> None:
                 return await compare(client, config, committed, first, last)
 
         discrepancies = asyncio.run(check())
+    write(task, discrepancies)
+
+
+def write(task: OperatorTask, discrepancies: list[Discrepancy]) -> None:
     (output,) = task.outputs
-    task.write(output, as_rows(discrepancies))
-
-
-def as_rows(discrepancies: list[Discrepancy]) -> pa.Table:
-    return pa.Table.from_pylist([asdict(one) for one in discrepancies], schema=DISCREPANCIES)
+    task.write(output, pa.Table.from_pylist([asdict(one) for one in discrepancies], schema=DISCREPANCIES))
 
 
 def _committed(task: OperatorTask, table: str) -> BlockSummary:
