@@ -7,7 +7,7 @@ import contextlib
 import os
 from collections.abc import Awaitable, Iterator
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 
@@ -339,9 +339,15 @@ class PublicApi:
 
     async def _hand_over(self, call: Call[QueryRequest], planned: PlannedFiles) -> Stream:
         caller = _caller(call.principal)
+        dataset = f"query-results.{uuid4().hex[:16]}"
+        named = call.principal.act.object
+        named["dataset"] = dataset
         try:
-            made = await self._engines.hand_over(call.principal.database, caller, call.body, planned)
+            made = await self._engines.hand_over(
+                call.principal.database, caller, call.body, planned, dataset
+            )
         except TraceplaneError as error:
+            del named["dataset"]  # there is none
             self._queries.note_failure(caller, call.body.sql, error)
             raise
         telemetry.emit(
