@@ -140,6 +140,27 @@ async def test_what_ends_the_token_ends_its_browsers(site: Site, browser: Browse
     assert code_of((await browser.enter(waiting, x_csrf_token=""))[1]) == "sign_in.link_used"
 
 
+async def test_revoking_a_token_by_its_id_ends_its_browsers_and_theirs(site: Site, browser: Browser) -> None:
+    """Whoever has found a token that is not theirs must not keep what they made of it."""
+    admin, stolen = [await site.http.token(Role.ADMIN, name=name) for name in ("boss", "stolen")]
+    await browser.enter(await site.link(stolen))
+    assert (await browser.send("GET", "/api/v1/whoami"))[0] == 200
+    session = browser.http.cookie_jar.filter_cookies(URL(site.url))["traceplane_session"].value
+    links = [await site.link(token) for token in (stolen, session)]
+    (row,) = await site.plane.sql(
+        "select token_id from access_tokens where name = 'stolen' and made_from is null"
+    )
+    assert (await site.http.send(admin, "DELETE", f"/api/v1/tokens/{row['token_id']}"))[0] == 200
+    # This gateway may not have heard of it yet.
+    assert code_of(json.loads((await site.http.send(stolen, "POST", "/auth/browser-link"))[1])) == "token.revoked"
+    await site.plane.api.refresh()
+    for token in (stolen, session):
+        assert code_of(json.loads((await site.http.send(token, "GET", "/api/v1/whoami"))[1])) == "token.revoked"
+    for link in links:
+        assert code_of((await browser.enter(link, x_csrf_token=""))[1]) == "sign_in.link_used"
+    assert (await site.http.send(admin, "GET", "/api/v1/whoami"))[0] == 200
+
+
 async def test_signing_out_ends_the_token_of_the_browser_alone(site: Site, browser: Browser) -> None:
     token = await site.http.token(Role.ADMIN)
     await browser.enter(await site.link(token))
