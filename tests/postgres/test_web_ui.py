@@ -152,10 +152,15 @@ async def test_revoking_a_token_by_its_id_ends_its_browsers_and_theirs(site: Sit
     )
     assert (await site.http.send(admin, "DELETE", f"/api/v1/tokens/{row['token_id']}"))[0] == 200
     # This gateway may not have heard of it yet.
-    assert code_of(json.loads((await site.http.send(stolen, "POST", "/auth/browser-link"))[1])) == "token.revoked"
+    assert (
+        code_of(json.loads((await site.http.send(stolen, "POST", "/auth/browser-link"))[1]))
+        == "token.revoked"
+    )
     await site.plane.api.refresh()
     for token in (stolen, session):
-        assert code_of(json.loads((await site.http.send(token, "GET", "/api/v1/whoami"))[1])) == "token.revoked"
+        assert (
+            code_of(json.loads((await site.http.send(token, "GET", "/api/v1/whoami"))[1])) == "token.revoked"
+        )
     for link in links:
         assert code_of((await browser.enter(link, x_csrf_token=""))[1]) == "sign_in.link_used"
     assert (await site.http.send(admin, "GET", "/api/v1/whoami"))[0] == 200
@@ -307,9 +312,7 @@ async def test_whoever_may_listen_no_more_hears_nothing_more(site: Site) -> None
             answer.close()
 
 
-async def test_one_listener_leaves_streams_to_the_others(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_listener_leaves_streams_to_the_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "_MOST_OF_ONE_CALLER", 2)
     greedy, other = [await site.http.token(Role.READER, name=name) for name in ("greedy", "other")]
     opened: list[aiohttp.ClientResponse] = []

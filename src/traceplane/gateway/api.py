@@ -351,9 +351,7 @@ class PublicApi:
         named = call.principal.act.object
         named["dataset"] = dataset
         try:
-            made = await self._engines.hand_over(
-                call.principal.database, caller, call.body, planned, dataset
-            )
+            made = await self._engines.hand_over(call.principal.database, caller, call.body, planned, dataset)
         except TraceplaneError as error:
             del named["dataset"]  # there is none
             self._queries.note_failure(caller, call.body.sql, error)

@@ -58,7 +58,12 @@ class QueryEngines:
         )
 
     async def hand_over(
-        self, database: Database, caller: QueryCaller, asked: QueryRequest, planned: PlannedFiles, dataset: str
+        self,
+        database: Database,
+        caller: QueryCaller,
+        asked: QueryRequest,
+        planned: PlannedFiles,
+        dataset: str,
     ) -> QueryTask:
         """`dataset`: the name of the result's."""
         reason = self._reason(asked, planned)
