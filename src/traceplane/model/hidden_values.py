@@ -2,9 +2,9 @@
 
 Text is recognized verbatim, as Python and JSON escape it in quotes, line by line, and the parts of a URL. A secret is
 recognized in the forms that it takes on its way to a server, too: each of its characters escaped or not, as libraries
-differ in which ones they escape for URLs, JSON, Python, HTML and queries; in base64, also as a part of what was encoded,
-and in hexadecimal digits; and where the limit of a text cut it. Any other form, such as a part of a value, is not
-recognized.
+differ in which ones they escape for URLs, JSON, Python, HTML and queries; in base64, also as a part of what was
+encoded, and in hexadecimal digits; and where the limit of a text cut it. Any other form, such as a part of a value, is
+not recognized.
 """
 
 from __future__ import annotations
