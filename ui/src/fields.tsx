@@ -1,5 +1,6 @@
 // Fields of forms, tabs, and texts as lists.
 import type { ComponentChildren } from 'preact'
+import { useId } from 'preact/hooks'
 import { place, withQuery } from './router'
 import { A } from './parts'
 
@@ -15,35 +16,48 @@ interface TextProps {
 }
 
 export function TextField({ label, value, set, hint, secret, required, long, placeholder }: TextProps) {
-  const own = { value, required, placeholder, spellcheck: false, onInput: (event: { currentTarget: HTMLInputElement }) => set(event.currentTarget.value) }
+  const id = useId()
+  const own = { id, value, required, placeholder, spellcheck: false, 'aria-describedby': hint ? `${id}-hint` : undefined }
+  const onInput = (event: { currentTarget: { value: string } }) => set(event.currentTarget.value)
   return (
-    <label class="field">
-      <span>{label}</span>
+    <Field id={id} label={label} hint={hint}>
       {long ? (
-        <textarea rows={10} class="code-field" value={value} required={required} spellcheck={false} placeholder={placeholder} onInput={(event) => set(event.currentTarget.value)} />
+        <textarea rows={10} class="code-field" {...own} onInput={onInput} />
       ) : secret ? (
-        <input type="password" {...own} autocomplete="new-password" />
+        <input type="password" {...own} onInput={onInput} autocomplete="new-password" />
       ) : (
-        <input type="text" {...own} autocomplete="off" />
+        <input type="text" {...own} onInput={onInput} autocomplete="off" />
       )}
-      {hint && <span class="hint">{hint}</span>}
-    </label>
+    </Field>
   )
 }
 
 export function ChoiceField({ label, value, choices, set, hint }: { label: string; value: string; choices: [string, string][]; set: (value: string) => void; hint?: ComponentChildren }) {
+  const id = useId()
   return (
-    <label class="field">
-      <span>{label}</span>
-      <select value={value} onChange={(event) => set(event.currentTarget.value)}>
+    <Field id={id} label={label} hint={hint}>
+      <select id={id} value={value} aria-describedby={hint ? `${id}-hint` : undefined} onChange={(event) => set(event.currentTarget.value)}>
         {choices.map(([one, text]) => (
           <option key={one} value={one}>
             {text}
           </option>
         ))}
       </select>
-      {hint && <span class="hint">{hint}</span>}
-    </label>
+    </Field>
+  )
+}
+
+function Field({ id, label, hint, children }: { id: string; label: string; hint?: ComponentChildren; children: ComponentChildren }) {
+  return (
+    <div class="field">
+      <label for={id}>{label}</label>
+      {children}
+      {hint && (
+        <span class="hint" id={`${id}-hint`}>
+          {hint}
+        </span>
+      )}
+    </div>
   )
 }
 

@@ -1,5 +1,5 @@
 // The editor, and the states that a query is asked of.
-import { useEffect, useRef, useState } from 'preact/hooks'
+import { useEffect, useId, useRef, useState } from 'preact/hooks'
 import { get, withParameters } from '../api'
 import { useData } from '../data'
 import type { Editor } from '../editor'
@@ -68,6 +68,7 @@ function local(iso: string): string {
 }
 
 export function AsOfField({ label, value, dags, set, none }: { label: string; value: AsOf | undefined; dags: string[]; set: (value: AsOf | undefined) => void; none?: string }) {
+  const id = useId()
   const kind = value === undefined ? 'none' : kindOf(value)
   const version = value === undefined ? undefined : versionOf(value)
   const choose = (next: string) => {
@@ -78,9 +79,9 @@ export function AsOfField({ label, value, dags, set, none }: { label: string; va
   }
   return (
     <div class="as-of">
-      <label class="field inline">
-        <span>{label}</span>
-        <select value={kind} onChange={(event) => choose(event.currentTarget.value)}>
+      <div class="field inline">
+        <label for={id}>{label}</label>
+        <select id={id} value={kind} onChange={(event) => choose(event.currentTarget.value)}>
           {none && <option value="none">{none}</option>}
           {Object.entries(KINDS).map(([one, text]) => (
             <option key={one} value={one} disabled={one === 'version' && dags.length === 0}>
@@ -88,7 +89,7 @@ export function AsOfField({ label, value, dags, set, none }: { label: string; va
             </option>
           ))}
         </select>
-      </label>
+      </div>
       {kind === 'time' && (
         <input type="datetime-local" step="1" aria-label={`${label}: time`} value={local(value!)}
           onChange={(event) => event.currentTarget.value && set(new Date(event.currentTarget.value).toISOString())} />
