@@ -37,6 +37,7 @@ _S3_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?")
 _SPARK_PROPERTY = re.compile(
     r"spark\.(?!connect\.|hadoop\.fs\.s3a\.|jars=|master=|authenticate)[A-Za-z0-9_.-]+=[^\n]*"
 )
+_SPARK_MASTER = re.compile(r"local(\[[^\]]+\])?|spark://.+")
 _TASK_SECONDS = (900, 43_200)
 _ADDRESS = re.compile(r"[A-Za-z0-9.-]+:(?!\d{6})\d{1,5}")
 _PART_OF_A_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -838,6 +839,14 @@ def _check(settings: Settings) -> None:
 
 
 def _check_spark(settings: Settings) -> None:
+    if not _SPARK_MASTER.fullmatch(settings.spark_master):
+        raise InvalidInput(
+            "settings.invalid",
+            "a worker starts Spark on its own machine or on a standalone cluster",
+            value=settings.spark_master,
+            next_step="set spark_master to local[*] or spark://host:port; for Kubernetes and YARN set spark_remote,"
+            " see docs/guides/spark_cluster_managers.md",
+        )
     for text in settings.spark_conf:
         if not _SPARK_PROPERTY.fullmatch(text):
             raise InvalidInput(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.control_plane import ControlPlane
 from tests.dags import dag, job, source
 from tests.gateway_http import GatewayHttp
 from traceplane.auth.roles import RANKS, Role
-from traceplane.cli.main import cli
+from traceplane.cli.main import cli, main
 from traceplane.errors import TraceplaneError
 
 READER, WRITER, ADMIN = Role.READER, Role.WRITER, Role.ADMIN
@@ -39,7 +40,8 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "trigger run": (PROCESS, []),
     "doctor": (REPORTS, []),
     "trigger doctor": (DATABASE, []),
-    "operators": (LOCAL, []),
+    "operator list": (LOCAL, []),
+    "operator show": (LOCAL, ["python"]),
     "spark jars": (LOCAL, []),
     "migrate": (DATABASE, []),
     "init": (LOCAL, []),
@@ -48,73 +50,77 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "token issue": (DATABASE, ["worker", "w"]),
     "token rotate": (DATABASE, ["worker", "w"]),
     "token revoke": (DATABASE, ["worker", "w"]),
-    "keys rotate": (DATABASE, []),
-    "keys rotate-master": (DATABASE, []),
+    "key rotate": (DATABASE, []),
+    "key rotate-master": (DATABASE, []),
     "gc": (DATABASE, []),
-    "plan": (ADMIN, ["dag.yaml"]),
-    "deploy": (ADMIN, ["dag.yaml"]),
-    "versions": (READER, ["shop"]),
-    "cutover": (ADMIN, ["shop"]),
-    "rollback": (ADMIN, ["shop"]),
-    "abort": (ADMIN, ["shop"]),
-    "delete": (ADMIN, ["other", "--yes"]),
-    "dags": (READER, []),
-    "emit": (WRITER, ["shop.in", "1"]),
-    "files": (READER, []),
-    "webhooks": (READER, []),
-    "backfill": (WRITER, ["shop.out", "--range", "0..1"]),
-    "jobs pause": (WRITER, ["shop", "copy"]),
-    "jobs resume": (WRITER, ["shop", "copy"]),
+    "dag plan": (ADMIN, ["dag.yaml"]),
+    "dag deploy": (ADMIN, ["dag.yaml"]),
+    "dag versions": (READER, ["shop"]),
+    "dag cutover": (ADMIN, ["shop"]),
+    "dag rollback": (ADMIN, ["shop"]),
+    "dag abort": (ADMIN, ["shop"]),
+    "dag delete": (ADMIN, ["other", "--yes"]),
+    "dag list": (READER, []),
+    "dag show": (READER, ["shop"]),
+    "job list": (READER, []),
+    "event emit": (WRITER, ["shop.in", "1"]),
+    "file list": (READER, []),
+    "webhook list": (READER, []),
+    "dataset backfill": (WRITER, ["shop.out", "--range", "0..1"]),
+    "job pause": (WRITER, ["shop", "copy"]),
+    "job resume": (WRITER, ["shop", "copy"]),
     "batch close": (WRITER, ["shop", "copy"]),
-    "tasks": (READER, []),
-    "dead": (READER, []),
+    "task list": (READER, []),
+    "task dead": (READER, []),
     "explain": (READER, [ID]),
-    "logs": (READER, [ID]),
-    "retry": (WRITER, [ID]),
-    "cancel": (WRITER, [ID]),
-    "dlq list": (READER, []),
-    "dlq show": (READER, [ID]),
-    "dlq replay": (WRITER, [ID]),
-    "dlq drop": (WRITER, [ID]),
-    "alerts list": (READER, []),
-    "alerts show": (READER, [ID]),
-    "alerts summary": (READER, []),
-    "alerts test": (WRITER, ["large", "--dag", "shop", "--range", "0..1"]),
-    "alerts ack": (WRITER, [ID]),
-    "alerts silence": (WRITER, ["--for", "1h", "--reason", "known"]),
-    "alerts silences": (READER, []),
-    "alerts unsilence": (WRITER, [ID]),
+    "task logs": (READER, [ID]),
+    "task retry": (WRITER, [ID]),
+    "task cancel": (WRITER, [ID]),
+    "task ack": (WRITER, [ID]),
+    "dead-letter list": (READER, []),
+    "dead-letter show": (READER, [ID]),
+    "dead-letter replay": (WRITER, [ID]),
+    "dead-letter drop": (WRITER, [ID]),
+    "alert list": (READER, []),
+    "alert show": (READER, [ID]),
+    "alert summary": (READER, []),
+    "alert test": (WRITER, ["large", "--dag", "shop", "--range", "0..1"]),
+    "alert ack": (WRITER, [ID]),
+    "alert silence": (WRITER, ["--for", "1h", "--reason", "known"]),
+    "alert silences": (READER, []),
+    "alert unsilence": (WRITER, [ID]),
     "status": (READER, []),
     "top": (READER, ["--times", "1"]),
     "completion": (LOCAL, ["bash"]),
-    "pipelines create": (WRITER, ["p", "--runs", "shop/copy", "--tickers", "MSFT"]),
-    "pipelines update": (WRITER, [ID, "--inactive"]),
-    "pipelines list": (READER, []),
-    "pipelines show": (READER, [ID]),
-    "pipelines delete": (WRITER, [ID]),
-    "pipelines limit": (ADMIN, ["u", "5"]),
-    "scanner-lists list": (READER, []),
-    "scanner-lists set": (WRITER, ["l", "MSFT"]),
-    "scanner-lists delete": (WRITER, ["l"]),
-    "executions list": (READER, []),
-    "executions show": (READER, [ID]),
-    "query": (READER, ["select 1 as n"]),
-    "datasets": (READER, []),
+    "pipeline create": (WRITER, ["p", "--runs", "shop/copy", "--tickers", "MSFT"]),
+    "pipeline update": (WRITER, [ID, "--inactive"]),
+    "pipeline list": (READER, []),
+    "pipeline show": (READER, [ID]),
+    "pipeline delete": (WRITER, [ID]),
+    "pipeline limit": (ADMIN, ["u", "5"]),
+    "scanner-list list": (READER, []),
+    "scanner-list set": (WRITER, ["l", "MSFT"]),
+    "scanner-list delete": (WRITER, ["l"]),
+    "execution list": (READER, []),
+    "execution show": (READER, [ID]),
+    "dataset query": (READER, ["select 1 as n"]),
+    "dataset list": (READER, []),
+    "dataset show": (READER, ["shop.out"]),
     "secret set": (READER, ["rpc"]),  # the secret names the roles that may set it
     "secret allow": (ADMIN, ["rpc", "--any-job"]),
     "secret list": (READER, []),
-    "secret remove": (ADMIN, ["rpc"]),
+    "secret delete": (ADMIN, ["rpc"]),
     "channel set": (ADMIN, ["ops", "channel.yaml"]),
     "channel list": (ADMIN, []),
     "channel show": (ADMIN, ["ops"]),
     "channel test": (ADMIN, ["ops"]),
-    "channel remove": (ADMIN, ["ops"]),
-    "deliveries list": (ADMIN, []),
-    "deliveries replay": (ADMIN, [ID]),
-    "deliveries drop": (ADMIN, [ID]),
+    "channel delete": (ADMIN, ["ops"]),
+    "message list": (ADMIN, []),
+    "message replay": (ADMIN, [ID]),
+    "message drop": (ADMIN, [ID]),
     "whoami": (READER, []),
     "role list": (READER, []),
-    "role define": (ADMIN, ["finance"]),
+    "role set": (ADMIN, ["finance"]),
     "role delete": (ADMIN, ["finance"]),
     "member list": (ADMIN, []),
     "member add": (ADMIN, ["ada"]),
@@ -127,25 +133,52 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "login": (SIGN_IN, []),
     "logout": (SIGN_IN, []),
     "ui": (KNOWN, []),
-    "sign-in provider set": (ADMIN, ["idp", "--issuer", "https://idp.example.com", "--client-id", "x"]),
-    "sign-in provider list": (ADMIN, []),
-    "sign-in provider remove": (ADMIN, ["idp"]),
+    "provider set": (ADMIN, ["idp", "--issuer", "https://idp.example.com", "--client-id", "x"]),
+    "provider list": (ADMIN, []),
+    "provider delete": (ADMIN, ["idp"]),
     "audit list": (ADMIN, []),
     "audit export": (ADMIN, []),
+}
+NO_JSON = {name for name, (needed, _) in COMMANDS.items() if needed == PROCESS} | {
+    "completion",  # a script for a shell
+    "audit export",  # JSON lines in any case
 }
 DAG = dag("shop", source("shop.in"), job("copy", "shop.in", "shop.out"))
 
 
-def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[str]:
+def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
-            yield from commands(command, (*path, name))
+            yield from leaves(command, (*path, name))
         else:
-            yield " ".join((*path, name))
+            yield " ".join((*path, name)), command
+
+
+def names_of_options(command: click.Command) -> list[str]:
+    return [name for option in command.params for name in option.opts]
 
 
 def test_every_command_has_an_entry() -> None:
-    assert set(commands(cli)) == set(COMMANDS)
+    assert {name for name, _ in leaves(cli)} == set(COMMANDS)
+
+
+def test_every_command_ends_as_documented_when_it_is_called_wrongly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in COMMANDS:
+        for word, code in (("--help", 0), ("--no-such-option", 2)):
+            monkeypatch.setattr("sys.argv", ["traceplane", *name.split(), word])
+            ended: object = 0
+            try:
+                main()
+            except SystemExit as end:
+                ended = end.code
+            out, err = capsys.readouterr()
+            assert (ended, name) == (code, name)
+            if code == 2:
+                (line,) = err.splitlines()
+                assert re.fullmatch(r"cli\.usage: no such option .* → see `traceplane .* --help`", line), line
+                assert out == ""
 
 
 @pytest.fixture
@@ -196,6 +229,29 @@ async def test_every_command_says_which_role_it_needs(http: GatewayHttp) -> None
                 )
                 assert refusal.status < 500, "exit code 2"
     assert wrong == []
+
+
+async def test_json_is_all_that_a_command_prints_on_stdout(http: GatewayHttp) -> None:
+    token, wrong, printed = await http.token(ADMIN), [], 0
+    for command, (needed, arguments) in COMMANDS.items():
+        if needed not in (*tuple(Role), LOCAL) or command in NO_JSON:
+            continue
+        words = [*command.split(), *arguments, "--json"]
+        done = await asyncio.to_thread(
+            CliRunner().invoke, cli, words, env={"TRACEPLANE_USER_TOKEN": token}, input="x"
+        )
+        lines = done.stdout.splitlines() if command == "top" else [done.stdout]
+        try:
+            printed += len([json.loads(line) for line in lines if line])
+        except json.JSONDecodeError:
+            wrong.append(f"{command}: {done.stdout}")
+    assert wrong == []
+    assert printed > 40, "most of these calls are answered"
+
+
+def test_every_command_with_a_result_has_json() -> None:
+    without = {name for name, command in leaves(cli) if "--json" not in names_of_options(command)}
+    assert without == NO_JSON
 
 
 async def test_no_command_helps_without_a_token_that_is_known(http: GatewayHttp) -> None:

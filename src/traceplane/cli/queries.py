@@ -14,6 +14,7 @@ import click
 
 from traceplane.cli.coverage import contents
 from traceplane.cli.cron import describe as describe_cron
+from traceplane.cli.grammar import Noun
 from traceplane.cli.output import (
     as_json,
     hand_on,
@@ -21,6 +22,7 @@ from traceplane.cli.output import (
     say,
     say_json,
     say_lines,
+    say_table,
     work_goes_on,
     write_file,
 )
@@ -48,7 +50,12 @@ _SHOWN_ROWS = 1000
 _POLL_SECONDS = 1.0
 
 
-@click.command()
+@click.group(cls=Noun)
+def dataset() -> None:
+    """Query datasets, list them, compute their history."""
+
+
+@dataset.command()
 @click.argument("sql", required=False)
 @click.option(
     "--file",
@@ -96,7 +103,7 @@ def query(
         _explain(settings, QueryRequest(sql, None, *_as_of(as_of), engine=engine), as_json)
         return
     if to_dataset is not None:
-        _hand_over(settings, sql, _as_of(as_of), to_dataset, wait)
+        _hand_over(settings, sql, _as_of(as_of), to_dataset, wait, as_json)
         return
     if as_json and format_ not in (None, "json"):
         raise click.UsageError("use --format or --json, not both")
@@ -184,18 +191,26 @@ def _explained(settings: Settings, pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _hand_over(
-    settings: Settings, sql: str, as_of: tuple[dict[str, int], datetime | None], dataset: str, wait: bool
+    settings: Settings,
+    sql: str,
+    as_of: tuple[dict[str, int], datetime | None],
+    dataset: str,
+    wait: bool,
+    as_json: bool,
 ) -> None:
     request = QueryTaskRequest(sql, dataset, *as_of)
     query_task = call(settings, lambda c: c.call("POST", "/api/v1/query-tasks", QueryTask, request))
-    say(f"Task {query_task.task_id} computes {query_task.dataset}.")
+    if as_json:
+        say_json(query_task)
+    else:
+        say(f"Task {query_task.task_id} computes {query_task.dataset}.")
     path = f"/api/v1/tasks/{query_task.task_id}"
     with work_goes_on("the task", f"traceplane explain {query_task.task_id}"):
         while wait:
             task = call(settings, lambda c: c.call("GET", path, TaskDetail)).task
             if task.state in ("completed", "dead", "canceled"):
                 message = f": {task.error.get('message')}" if task.error else ""
-                say(f"It is {task.state}{message if task.state != 'completed' else ''}.")
+                say(f"It is {task.state}{message if task.state != 'completed' else ''}.", err=as_json)
                 raise SystemExit(0 if task.state == "completed" else 1)
             time.sleep(_POLL_SECONDS)
 
@@ -268,29 +283,35 @@ def _interval(months: int, days: int, nanoseconds: int) -> str:
     return " ".join(parts)
 
 
-def _named(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+def _named(context: click.Context, parameter: click.Parameter, name: str) -> str:
     if name == "":
         raise click.BadParameter("the name is empty", ctx=context, param=parameter)
     return name
 
 
-@click.command()
-@click.argument("dataset", required=False, callback=_named)
+@dataset.command("list")
 @as_json
 @click.pass_obj
-def datasets(settings: Settings, dataset: str | None, as_json: bool) -> None:
-    """List datasets, or show one DATASET with its schema and the lineage of its columns."""
-    if dataset is None:
-        listed = call(settings, lambda c: c.call("GET", "/api/v1/datasets", CatalogResponse))
-        if as_json:
-            say_json(listed)
-            return
-        if not listed.datasets:
-            say("no datasets that you may see")
-        for d in listed.datasets:
-            say(f"{d.dataset}  {d.dag}@{d.version}  {contents(d)}")
+def list_(settings: Settings, as_json: bool) -> None:
+    """List datasets, with what they hold."""
+    listed = call(settings, lambda c: c.call("GET", "/api/v1/datasets", CatalogResponse))
+    if as_json:
+        say_json(listed)
         return
-    path = f"/api/v1/datasets/{quote(dataset, safe='')}"
+    say_table(
+        ("dataset", "version", "holds"),
+        ((d.dataset, f"{d.dag}@{d.version}", contents(d)) for d in listed.datasets),
+        "no datasets that you may see",
+    )
+
+
+@dataset.command()
+@click.argument("name", callback=_named)
+@as_json
+@click.pass_obj
+def show(settings: Settings, name: str, as_json: bool) -> None:
+    """Show the dataset NAME: its schema, the lineage of its columns, its jobs."""
+    path = f"/api/v1/datasets/{quote(name, safe='')}"
     shown = call(settings, lambda c: c.call("GET", path, DatasetDetail))
     if as_json:
         say_json(shown)
@@ -312,6 +333,3 @@ def datasets(settings: Settings, dataset: str | None, as_json: bool) -> None:
     for title, jobs in (("produced by", shown.produced_by), ("read by", shown.read_by)):
         if jobs:
             say(f"{title} {', '.join(jobs)}")
-
-
-COMMANDS: tuple[Any, ...] = (query, datasets)

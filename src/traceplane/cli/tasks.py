@@ -16,7 +16,8 @@ from traceplane.cli.coverage import contents, describe, say_why
 from traceplane.cli.cron import describe as describe_cron
 from traceplane.cli.failures import error_text, forgivable, logged, problems, unseen
 from traceplane.cli.failures import explained as failure_lines
-from traceplane.cli.output import as_json, say, say_json, say_json_line, say_lines
+from traceplane.cli.grammar import Noun
+from traceplane.cli.output import as_json, say, say_json, say_json_line, say_lines, say_table
 from traceplane.cli.scopes import MAY_BE_NEGATIVE, parse_ends, without_options
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
@@ -44,7 +45,12 @@ in_range = click.option(
 )
 
 
-@click.command()
+@click.group(cls=Noun)
+def task() -> None:
+    """The units of work: their state, their output, another try."""
+
+
+@task.command("list")
 @click.option("--dag", help="Only this DAG's.")
 @click.option("--job", help="Only this job's.")
 @in_range
@@ -54,7 +60,7 @@ in_range = click.option(
 @click.option("--limit", default=50, show_default=True)
 @as_json
 @click.pass_obj
-def tasks(
+def list_(
     settings: Settings,
     dag: str | None,
     job: str | None,
@@ -70,25 +76,25 @@ def tasks(
     _list(settings, query, as_json)
 
 
-def _list(settings: Settings, query: dict[str, str], as_json: bool, none: str | None = None) -> None:
+def _list(settings: Settings, query: dict[str, str], as_json: bool, none: str = "no tasks") -> None:
     """Prints the tasks that match, or `none`."""
     answer = call(settings, lambda c: c.call("GET", "/api/v1/tasks", TasksResponse, query=query))
     if as_json:
         say_json(answer)
         return
-    for t in answer.tasks:
-        say(_task_line(t))
-    if none is not None and not answer.tasks:
-        say(none)
+    say_table(("task", "state", "job", "scope", "attempt", ""), map(_cells, answer.tasks), none)
 
 
-def _task_line(t: TaskView) -> str:
+def _cells(t: TaskView) -> tuple[str, ...]:
     error = t.error if t.state in ("dead", "queued") else None
-    message = f"  {error_text(error)}" if error else ""
     standing = f" ({t.standing})" if t.standing not in (None, "open") else ""
     return (
-        f"{t.task_id}  {t.state:<10} {t.dag}/{t.job}  {t.scope or '-'}  "
-        f"attempt {t.attempt}/{t.max_attempts}{standing}{message}"
+        str(t.task_id),
+        t.state,
+        f"{t.dag}/{t.job}",
+        t.scope or "-",
+        f"attempt {t.attempt}/{t.max_attempts}{standing}",
+        error_text(error) if error else "",
     )
 
 
@@ -124,7 +130,7 @@ def explain(settings: Settings, subject: str, scope: str | None, full: bool, as_
         say_lines(item)
 
 
-@click.command()
+@task.command()
 @click.argument("task_id", type=click.UUID)
 @click.option("--attempt", type=click.IntRange(min=1), help="Only this attempt's.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what the task writes, until it has ended.")
@@ -217,9 +223,9 @@ def say_changes(
         say(", ".join(f"{n} {state}" for state, n in sorted(counts.items())) or none)
 
 
-def _change(settings: Settings, verb: str, request: TaskSelection) -> None:
+def _change(settings: Settings, verb: str, request: TaskSelection, as_json: bool) -> None:
     answer = change(settings, f"/api/v1/tasks/{verb}", request)
-    say_changes(request, answer)
+    say_json(answer) if as_json else say_changes(request, answer)
     if not answer.changed:
         raise SystemExit(1)
 
@@ -235,9 +241,10 @@ def of_a_dag(command: Any) -> Any:
     return click.argument("task_ids", nargs=-1, type=click.UUID)(command)
 
 
-@click.command()
+@task.command()
 @of_a_dag
 @click.option("--canceled", is_flag=True, help="With --dag: canceled tasks instead of dead ones.")
+@as_json
 @click.pass_obj
 def retry(
     settings: Settings,
@@ -246,50 +253,63 @@ def retry(
     job: str | None,
     range_: str | None,
     canceled: bool,
+    as_json: bool,
 ) -> None:
     """Retry dead or canceled tasks, with a fresh set of attempts."""
     state = "canceled" if canceled else "dead"
-    _change(settings, "retry", selection(task_ids, dag, job, range_, state=state))
+    _change(settings, "retry", selection(task_ids, dag, job, range_, state=state), as_json)
 
 
-@click.command()
+@task.command()
 @of_a_dag
-@click.pass_obj
-def cancel(
-    settings: Settings, task_ids: tuple[UUID, ...], dag: str | None, job: str | None, range_: str | None
-) -> None:
-    """Cancel tasks: waiting ones immediately, running ones at their next heartbeat."""
-    _change(settings, "cancel", selection(task_ids, dag, job, range_))
-
-
-@click.command()
-@of_a_dag
-@click.option("--all", "all_", is_flag=True, help="Include those that need no action.")
-@click.option("--ack", is_flag=True, help="Acknowledge them: status no longer lists them.")
-@click.option("--limit", default=50, show_default=True)
 @as_json
 @click.pass_obj
-def dead(
+def cancel(
     settings: Settings,
     task_ids: tuple[UUID, ...],
     dag: str | None,
     job: str | None,
     range_: str | None,
+    as_json: bool,
+) -> None:
+    """Cancel tasks: waiting ones immediately, running ones at their next heartbeat."""
+    _change(settings, "cancel", selection(task_ids, dag, job, range_), as_json)
+
+
+@task.command()
+@of_a_dag
+@as_json
+@click.pass_obj
+def ack(
+    settings: Settings,
+    task_ids: tuple[UUID, ...],
+    dag: str | None,
+    job: str | None,
+    range_: str | None,
+    as_json: bool,
+) -> None:
+    """Acknowledge dead tasks: `status` no longer lists them."""
+    _change(settings, "acknowledge", selection(task_ids, dag, job, range_), as_json)
+
+
+@task.command()
+@click.option("--dag", help="Only this DAG's.")
+@click.option("--job", help="Only this job's.")
+@in_range
+@click.option("--all", "all_", is_flag=True, help="Include those that need no action.")
+@click.option("--limit", default=50, show_default=True)
+@as_json
+@click.pass_obj
+def dead(
+    settings: Settings,
+    dag: str | None,
+    job: str | None,
+    range_: str | None,
     all_: bool,
-    ack: bool,
     limit: int,
     as_json: bool,
 ) -> None:
-    """List dead tasks that need action, newest first, or acknowledge them."""
-    if ack:
-        _change(settings, "acknowledge", selection(task_ids, dag, job, range_))
-        return
-    if task_ids:
-        raise InvalidInput(
-            "cli.which_tasks",
-            "ids need --ack; the list takes --dag, --job and --range",
-            next_step="add --ack, or see one task with `traceplane explain`",
-        )
+    """List dead tasks that need action, newest first."""
     start, end = parse_ends(range_) if range_ is not None else (None, None)
     standing = None if all_ else "open"
     filters = {"dag": dag, "job": job, "start": start, "end": end, "standing": standing}
@@ -319,14 +339,3 @@ def status(settings: Settings, as_json: bool) -> None:
         say(f"{d.dataset}: {contents(d)}{held}")
     if (rest := forgivable(answer)) is not None:
         say(rest)
-
-
-COMMANDS: tuple[Any, ...] = (
-    tasks,
-    dead,
-    explain,
-    logs,
-    retry,
-    cancel,
-    status,
-)
