@@ -117,7 +117,7 @@ async def test_a_stale_attempt_changes_nothing(world: TwoDispatchers) -> None:
     await world.platform.deploy(one_job("stale", runtime="held", lease="2s"))
     await world.platform.emit("stale.in", [1])
     client, other = world.dispatchers
-    (old,) = await world.take(client, 1)
+    (old,) = await take_all(world, 1)
     (new,) = await take_all(world, 1)
     assert new.task.task_id == old.task.task_id
     assert new.task.attempt > old.task.attempt
@@ -261,7 +261,7 @@ async def test_cancellation_of_queued_dispatched_and_running_tasks(world: TwoDis
     await world.platform.deploy(one_job("cancel", runtime="held", scaling={"max_concurrency": 2}))
     await world.platform.emit("cancel.in", range(3))
     client = world.dispatchers[0]
-    (held,) = await world.take(client, 1)
+    (held,) = await take_all(world, 1)
     by_state = {row["state"]: row["task_id"] for row in await world.tasks("cancel")}
     assert set(by_state) == {"queued", "dispatched", "running"}
 
