@@ -64,7 +64,7 @@ async def _visit(page: Page, address: str, path: str) -> Visit:
 
     page.on("request", note)
     useful: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-    await page.expose_function("notedAsUseful", lambda at: useful.done() or useful.set_result(at))
+    await page.expose_function("notedAsUseful", useful.set_result)
     try:
         await page.add_init_script(_NOTE_WHEN_USEFUL)
         await page.goto(address + path)
