@@ -33,12 +33,14 @@ from traceplane.gateway.browser_links import BrowserLinks, is_browser_token
 from traceplane.gateway.changes import ChangesApi
 from traceplane.gateway.channels import ChannelApi
 from traceplane.gateway.coverage_strip import CoverageStripApi
+from traceplane.gateway.dataset_history import DatasetHistoryApi
 from traceplane.gateway.dead_letters import DeadLetterApi
 from traceplane.gateway.deliveries import DeliveryApi
 from traceplane.gateway.deploys import DeployApi
 from traceplane.gateway.emits import Emits
 from traceplane.gateway.file_sources import FileSources
 from traceplane.gateway.graph import GraphApi
+from traceplane.gateway.health import HealthApi
 from traceplane.gateway.iceberg import IcebergApi
 from traceplane.gateway.identity_providers import IdentityProviderApi
 from traceplane.gateway.jobs import JobApi, pause_view
@@ -200,8 +202,10 @@ class PublicApi:
             Route("GET", "/api/v1/datasets/{dataset_id}/explain", None, ScopeExplanation, self.explain_scope, READER,
                   "Why positions of a dataset are missing.", query=ScopeQuery),
             *CoverageStripApi().routes(),
+            *DatasetHistoryApi(_caller).routes(),
             Route("GET", "/api/v1/status", None, StatusResponse, self.status, READER, "Counts and cursors.",
                   query=StatusQuery),
+            *HealthApi(self.status_of).routes(),
             *self.iceberg.routes(),
             *PipelineApi().routes(),
             *self.webhooks.routes(),
@@ -418,16 +422,17 @@ class PublicApi:
 
     async def status(self, call: Call[None]) -> StatusResponse:
         query: StatusQuery = call.query
-        async with call.principal.database.transaction() as tx:
-            access = await access_of(tx, call.principal.org, call.principal)
-            work = await standing(tx, call.principal, access)
-            paused = await job_pauses.of_org(tx, call.principal.org)
-            views = await _dataset_views(tx, call.principal.org, access) if query.datasets else []
-            lag = await outbox.lag_seconds_of(tx, call.principal.org)
-            cron = await cron_sources.views(tx, call.principal.org)
-            dead_messages = (
-                await channels.dead_messages(tx, call.principal.org_id) if call.principal.is_admin else {}
-            )
+        return await self.status_of(call.principal, datasets=query.datasets)
+
+    async def status_of(self, caller: Caller, *, datasets: bool = True) -> StatusResponse:
+        async with caller.database.transaction() as tx:
+            access = await access_of(tx, caller.org, caller)
+            work = await standing(tx, caller, access)
+            paused = await job_pauses.of_org(tx, caller.org)
+            views = await _dataset_views(tx, caller.org, access) if datasets else []
+            lag = await outbox.lag_seconds_of(tx, caller.org)
+            cron = await cron_sources.views(tx, caller.org)
+            dead_messages = await channels.dead_messages(tx, caller.org_id) if caller.is_admin else {}
         return StatusResponse(
             work.counts,
             views,
