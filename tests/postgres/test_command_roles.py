@@ -60,6 +60,8 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "delete": (ADMIN, ["other", "--yes"]),
     "dags": (READER, []),
     "emit": (WRITER, ["shop.in", "1"]),
+    "events": (READER, []),
+    "effects": (READER, [ID]),
     "files": (READER, []),
     "webhooks": (READER, []),
     "backfill": (WRITER, ["shop.out", "--range", "0..1"]),

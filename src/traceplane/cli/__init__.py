@@ -14,6 +14,7 @@ the platform itself.
     deploys       commands that deploy DAGs and choose which version of them serves
     dev           `traceplane dev`: `up`, and the files of a folder, deployed whenever they are saved
     doctor        `traceplane doctor` and `traceplane trigger doctor`: what is wrong, and what to do
+    effects       `traceplane events` and `traceplane effects`: events, and everything that one of them caused
     events        `traceplane emit`, `traceplane files` and `traceplane webhooks`
     failures      what went wrong, as text: failed and stuck work, and everything known about one task
     jobs          commands for jobs and their batches

@@ -17,6 +17,7 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     deliveries          messages that were queued for channels, as admins look at them, replay and drop them
     deploys             deploys and versions of DAGs
     emits               events by hand, committed in groups
+    events              events as people look at them, and everything that one of them caused
     file_reading        DAG files of those who may not deploy, read one after the other
     file_sources        file sources: what the last listing found, and what was refused
     graph               jobs and datasets as one graph, with what holds whom

@@ -36,6 +36,7 @@ from traceplane.gateway.dead_letters import DeadLetterApi
 from traceplane.gateway.deliveries import DeliveryApi
 from traceplane.gateway.deploys import DeployApi
 from traceplane.gateway.emits import Emits
+from traceplane.gateway.events import EventApi
 from traceplane.gateway.file_sources import FileSources
 from traceplane.gateway.graph import GraphApi
 from traceplane.gateway.iceberg import IcebergApi
@@ -183,6 +184,7 @@ class PublicApi:
                   "Emit events of source datasets."),
             Route("POST", "/api/v1/backfill", BackfillRequest, BackfillResponse, self.backfill, WRITER,
                   "Compute a range of history."),
+            *EventApi().routes(),
             *self.jobs.routes(),
             *self.tasks.routes(),
             *self.dead_letters.routes(),
