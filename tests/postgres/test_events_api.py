@@ -14,7 +14,7 @@ from tests.dags import dag, job, source
 from tests.gateway_http import GatewayHttp
 from traceplane.auth.roles import Role
 from traceplane.cli.effects import tree
-from traceplane.wire.events import EffectsResponse, EventsResponse
+from traceplane.wire.events import EffectsResponse, EventList
 
 SHOP = dag(
     "shop",
@@ -35,10 +35,10 @@ class Shop:
         status, text = await self.http.send(token or self.admin, "GET", path)
         return status, json.loads(text)
 
-    async def events(self, query: str = "", token: str | None = None) -> EventsResponse:
+    async def events(self, query: str = "", token: str | None = None) -> EventList:
         status, answer = await self.get(f"/api/v1/events{query}", token)
         assert status == 200, answer
-        return msgspec.convert(answer, EventsResponse)
+        return msgspec.convert(answer, EventList)
 
     async def effects(self, root: str, token: str | None = None) -> EffectsResponse:
         status, answer = await self.get(f"/api/v1/{root}", token)

@@ -142,7 +142,7 @@ def uses(folder: Path) -> dict[str, list[Callable[[Client], Any]]]:
         ],
         "execution": [lambda c: c.execution(ID).__enter__()],
         "dags.all": [lambda c: c.dags.all()],
-        "dags.graph": [lambda c: c.dags.graph(), lambda c: c.dags.graph("t")],
+        "dags.graph": [lambda c: c.dags.graph(), lambda c: c.dags.graph("t", building=True)],
         "events.each": [
             lambda c: next(
                 c.events.each(dataset="t.in", kind="data", start=1, end=2, task_id=ID, commit_id=3)

@@ -14,7 +14,7 @@ from traceplane.cli.scopes import parse_ends
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
 from traceplane.settings import Settings
-from traceplane.wire.events import Effect, EffectsResponse, EffectTask, EventsResponse, EventView
+from traceplane.wire.events import Effect, EffectsResponse, EffectTask, EventList, EventView
 
 
 @click.command()
@@ -56,7 +56,7 @@ def events(
         "limit": limit,
     }
     query = {name: str(value) for name, value in filters.items() if value is not None}
-    answer = call(settings, lambda c: c.call("GET", "/api/v1/events", EventsResponse, query=query))
+    answer = call(settings, lambda c: c.call("GET", "/api/v1/events", EventList, query=query))
     if as_json:
         say_json(answer)
         return

@@ -7,7 +7,7 @@ from typing import Literal
 from uuid import UUID
 
 from traceplane.client.connection import Connection, uuid_of
-from traceplane.wire.events import EffectsResponse, EventsResponse, EventView
+from traceplane.wire.events import EffectsResponse, EventList, EventView
 
 _EVENTS = "/api/v1/events"
 _PER_PAGE = 1000
@@ -35,7 +35,7 @@ class Events:
             page = self._connection.ask(
                 "GET",
                 _EVENTS,
-                EventsResponse,
+                EventList,
                 dataset=dataset,
                 kind=kind,
                 start=start,

@@ -28,8 +28,8 @@ from traceplane.wire.events import (
     EffectsQuery,
     EffectsResponse,
     EffectTask,
+    EventList,
     EventQuery,
-    EventsResponse,
     EventView,
 )
 
@@ -46,7 +46,7 @@ _COMMITS = 10
 class EventApi:
     def routes(self) -> list[Route]:
         return [
-            Route("GET", "/api/v1/events", None, EventsResponse, self.listing, "reader", "Events, newest first.",
+            Route("GET", "/api/v1/events", None, EventList, self.listing, "reader", "Events, newest first.",
                   query=EventQuery),
             Route("GET", "/api/v1/events/{event_id}/effects", None, EffectsResponse, self.of_event, "reader",
                   "Everything that an event caused.", query=EffectsQuery),
@@ -56,7 +56,7 @@ class EventApi:
 
     # Lists -----------------------------------------------------------------------------------------
 
-    async def listing(self, call: Call[None]) -> EventsResponse:
+    async def listing(self, call: Call[None]) -> EventList:
         query, org = call.query, call.principal.org
         _check(query)
         async with call.principal.database.snapshot() as tx:
@@ -68,7 +68,7 @@ class EventApi:
                 raise await unknown_dataset(tx, org, query.dataset, access)
             found, before, more = await _listed(tx, org, query, access)
             views = await _views(tx, org, found, access)
-        return EventsResponse(views, before, more)
+        return EventList(views, before, more)
 
     # Effects ---------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class GraphApi:
         query: GraphQuery = call.query
         async with call.principal.database.snapshot() as tx:
             access = await access_of(tx, call.principal.org, call.principal)
-            rows = await graph.jobs(tx, call.principal.org, query.dag)
+            rows = await graph.jobs(tx, call.principal.org, query.dag, building=query.building)
             jobs = [_job(row, access) for row in rows if access.sees(row.dag, row.job)]
             if query.dag is not None and not jobs:
                 refusal = await unknown_dag_or_job(tx, call.principal.org, query.dag, None, access)
@@ -72,6 +72,7 @@ def _job(row: graph.GraphJob, access: Access) -> GraphJob:
         max_queue_age_seconds=row.max_queue_age_seconds,
         generated_for=row.generated_for,
         hold=hold,
+        change=row.change,
         pause=None if row.paused_by is None else GraphPause(row.paused_by, row.pause_reason or ""),
     )
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from traceplane.model.json_object import JsonObject
 from traceplane.postgres.database import Transaction, statements
 
 _SQL = statements("graph")
+
+Change = Literal["added", "rebuilt", "in_place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class GraphJob:
     hold_threshold: float | None
     paused_by: str | None
     pause_reason: str | None
+    change: Change | None
+    """Of a job that is being built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +51,8 @@ class GraphDataset:
     sql: str | None
 
 
-async def jobs(tx: Transaction, org: str, dag: str | None) -> list[GraphJob]:
-    return await tx.rows_as(GraphJob, _SQL["jobs"], org, dag)
+async def jobs(tx: Transaction, org: str, dag: str | None, *, building: bool = False) -> list[GraphJob]:
+    return await tx.rows_as(GraphJob, _SQL["jobs"], org, dag, building)
 
 
 async def datasets(tx: Transaction, org: str) -> list[GraphDataset]:

@@ -46,7 +46,7 @@ class EventView(Wire, frozen=True):
     """Whether it is of the version that serves; others are being built, or no longer serve."""
 
 
-class EventsResponse(Wire, frozen=True):
+class EventList(Wire, frozen=True):
     events: list[EventView]
     before: int | None = None
     """Where the next page begins; unset if there is none."""

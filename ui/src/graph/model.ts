@@ -40,6 +40,9 @@ export interface DagNode {
   state: 'running' | 'dead' | 'queued' | 'idle'
 }
 
+/** What a version is to another one. `breaking`: changed itself; `rebuilt`: because of what it reads. */
+export type Change = 'added' | 'breaking' | 'rebuilt' | 'in_place' | 'removed'
+
 export type Node = JobNode | DatasetNode | DagNode
 
 export interface Edge extends LayoutEdge {

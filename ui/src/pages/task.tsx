@@ -66,6 +66,7 @@ export function TaskPage({ id }: { id: string }) {
         <A href={address.tasks({ dag: task.dag, job: task.job })}>{task.job}</A>
         <span aria-hidden="true">/</span>
         <Copy text={task.task_id} />
+        <A class="after-crumbs" href={address.event(task.task_id)}>Everything it caused</A>
       </div>
       <div class="columns">
         <div class="column-main">
@@ -227,7 +228,7 @@ function Lineage({ of, none, linked }: { of: LineageView[]; none: string; linked
     <ul class="lineage">
       {of.slice(0, 100).map((one) => (
         <li key={one.event_id}>
-          <A href={address.dataset(one.dataset)}>{one.dataset}</A> <span>{one.scope}</span>
+          <A href={address.dataset(one.dataset)}>{one.dataset}</A> <A href={address.event(String(one.event_id))} title={`Event ${one.event_id}`}>{one.scope}</A>
           {one.kind === 'invalidation' && <span class="tag">correction</span>}
           {linked && <A class="small" href={address.task(one.producer_id)}>made by</A>}
         </li>

@@ -84,6 +84,7 @@ where g.slug = $1 and d.dataset_id <> all($6::text[]) and e.producer_id = t.job_
 order by u.task_id, e.range_start, e.event_id
 
 -- name: by_id
+-- One event.
 select e.event_id, d.dataset_id, e.kind::text as kind, e.partition_key, e.range_start, e.emission, e.backfill, e.created_at,
        e.producer_id, e.generation_id = d.current_generation_id as serving
 from events e join datasets d using (dataset_uuid) join orgs o using (org_id)
@@ -111,6 +112,7 @@ from unnest($2::bigint[]) u (event_id) cross join lateral (
 where o.slug = $1 order by i.event_id, i.job_id
 
 -- name: task
+-- One task.
 select null::bigint as event_id, t.job_id, t.task_id, d.name as dag, j.name as job, t.state, t.kind::text as kind, t.partition_key,
        t.range_start, t.range_end, t.attempt, j.max_attempts + t.granted_attempts as max_attempts, t.created_at, t.started_at,
        t.finished_at, j.runtime

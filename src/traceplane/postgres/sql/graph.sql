@@ -1,7 +1,8 @@
 -- What is deployed as one graph, and what is going on in it.
 
 -- name: jobs
--- The jobs that serve, with what they read and write, and what holds them.
+-- The jobs that serve or, with $3, those of the version that is being built, with what they read and write, and what
+-- holds them. Of a job that is being built: what it is to the job of its name that serves.
 select d.name as dag, v.number as version, j.name as job, j.runtime, j.operator, j.activation, j.source_kind,
        j.max_concurrency, j.max_queue_depth, extract(epoch from j.max_queue_age)::float8 as max_queue_age_seconds,
        j.definition->>'generated_for' as generated_for,
@@ -11,12 +12,19 @@ select d.name as dag, v.number as version, j.name as job, j.runtime, j.operator,
          from job_outputs o join datasets x using (dataset_uuid) where o.job_id = j.job_id), '{}') as writes,
        coalesce(jsonb_path_query_array(j.definition, '$.virtual.inputs[*].dataset_id'), '[]') as declared_reads,
        h.level as hold_level, hd.name as hold_dag, hj.name as hold_job, p.metric as hold_metric, p.figure as hold_figure,
-       p.threshold as hold_threshold, z.paused_by, z.reason as pause_reason
-from dags d join orgs o using (org_id) join dag_versions v on v.dag_version_id = d.active_version_id
+       p.threshold as hold_threshold, z.paused_by, z.reason as pause_reason,
+       case when not $3::boolean then null when s.job_id is null then 'added' when s.job_id = j.job_id then null
+            when exists (select 1 from job_outputs a join job_outputs b using (generation_id)
+                         where a.job_id = s.job_id and b.job_id = j.job_id) then 'in_place'
+            else 'rebuilt' end as change
+from dags d join orgs o using (org_id)
+join dag_versions v on v.dag_id = d.dag_id and case when $3 then v.state = 'building' else v.dag_version_id = d.active_version_id end
 join dag_version_jobs m using (dag_version_id) join jobs j on j.job_id = m.job_id
 left join job_holds h on h.job_id = j.job_id left join jobs hj on hj.job_id = h.caused_by
 left join dags hd on hd.dag_id = hj.dag_id left join job_pressure p on p.job_id = h.caused_by
 left join job_pauses z on z.dag_id = d.dag_id and z.job = j.name
+left join lateral (select a.job_id from dag_version_jobs n join jobs a using (job_id)
+  where $3 and n.dag_version_id = d.active_version_id and a.name = j.name) s on true
 where o.slug = $1 and ($2::text is null or d.name = $2) order by d.name, j.job_id
 
 -- name: datasets
