@@ -5,13 +5,18 @@ BIN := $(VENV)/bin
 SUITE ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench chaos lock clean
+.PHONY: help setup docs demo test check format bench chaos lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup: $(VENV)/.ready ## Create the virtual environment from the lock files, and build the web UI
+setup: $(VENV)/.ready ## Create the virtual environment from the lock files, and build the web UI and the docs
 	@$(BIN)/python ui/build.py
+	@$(BIN)/python -m docs_site.build
+
+docs: $(VENV)/.ready ## Build the docs site and say where it is
+	@$(BIN)/python -m docs_site.build
+	@echo "open src/traceplane/gateway/docs/index.html, or /docs of a running gateway"
 
 $(VENV)/.ready: pyproject.toml locks/bootstrap.txt locks/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Traceplane needs Python 3.11 or newer; this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else 0'
@@ -60,4 +65,4 @@ lock: setup ## Resolve the dependencies anew
 	@$(BIN)/uv pip compile --quiet --system-certs --upgrade pyproject.toml --extra aws --extra celery --extra trigger --group dev --universal --generate-hashes --no-header -o locks/dev.txt
 
 clean: ## Remove what the commands made
-	@rm -rf $(VENV) .traceplane bench/out bench/.venvs ui/node_modules ui/screens src/traceplane/gateway/ui
+	@rm -rf $(VENV) .traceplane bench/out bench/.venvs ui/node_modules ui/screens src/traceplane/gateway/docs src/traceplane/gateway/ui

@@ -185,9 +185,9 @@ def _by_the_client(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def _put_away(shop: Shop) -> None:
     assert "operator.raised: ZeroDivisionError: division by zero" in await shop.out("dead", "--dag", "shop")
-    code, _, err = await shop.run("dead", "--ack")
+    code, _, err = await shop.run("task", "ack")
     assert (code, err.split(":")[0]) == (2, "cli.which_tasks")
-    assert await shop.out("dead", "--ack", "--dag", "shop", "--job", "sales") == "1 acknowledged\n"
+    assert await shop.out("task", "ack", "--dag", "shop", "--job", "sales") == "1 acknowledged\n"
     assert await shop.out("dead") == "no dead tasks that need action\n"
     assert "(acknowledged)" in await shop.out("dead", "--all")
     assert (await shop.out("status")).startswith("no unfinished tasks")

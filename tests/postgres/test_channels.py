@@ -346,7 +346,7 @@ async def test_the_commands(gateway: Gateway, run: Run, tmp_path: Path) -> None:
     assert await run("deliveries", "replay", str(two)) == (1, gone)
     assert (await run("channel", "remove", "ops"))[0] == 1
     assert await run("deliveries", "drop", "--channel", "ops") == (0, "2 messages dropped\n")
-    assert await run("channel", "remove", "ops") == (0, "ops is removed\n")
+    assert await run("channel", "remove", "ops") == (0, "ops is deleted\n")
     assert await run("channel", "list") == (
         0,
         "There are no channels. Set one with `traceplane channel set NAME FILE`.\n",
@@ -365,16 +365,14 @@ async def test_dead_messages_are_shown_with_what_to_do_about_them(gateway: Gatew
         " incident) select org_id, '', 'disk', 'a', 'info', 't', '', '{}', '{}', tp_now(), 'a' from orgs"
     )
     _, text = await run("status")
-    assert text.startswith(
-        "dead messages:\n  ops: 2; traceplane deliveries list --channel ops --state dead\n"
-    )
+    assert text.startswith("dead messages:\n  ops: 2; traceplane message list --channel ops --state dead\n")
     _, answer = await gateway.call("GET", "alerts")
     [alert_id] = [one["alert_id"] for one in answer["alerts"]]
     _, text = await run("alerts", "show", alert_id)
     assert text.splitlines()[-2:] == [
         "Next step for an admin: correct the channel until `traceplane channel test ops` succeeds, then run "
-        f"`traceplane deliveries replay {first}`",
-        f"Next step: traceplane alerts ack {alert_id}",
+        f"`traceplane message replay {first}`",
+        f"Next step: traceplane alert ack {alert_id}",
     ]
     _, text = await run("alerts", "summary")
     assert text.startswith(

@@ -142,7 +142,7 @@ async def test_a_letter_shows_what_was_refused_and_what_to_do(letters: Letters) 
     assert detail.why_not_replayed is None
     assert f"traceplane retry {held.task_id}" in detail.next_step
     reasons = {reason.code: reason.sentence for reason in (await letters.plane.explain(held.task_id)).reasons}
-    assert f"traceplane dlq show {held.task_id}" in reasons["dead_letter"]
+    assert f"traceplane dead-letter show {held.task_id}" in reasons["dead_letter"]
 
 
 async def test_counts_that_no_number_holds_keep_nobody_from_listing_letters(letters: Letters) -> None:
@@ -162,7 +162,7 @@ async def test_a_letter_that_may_pass_is_to_be_replayed(letters: Letters) -> Non
     assert detail.letter.tries == 11
     assert detail.row is None
     assert detail.next_step.endswith(
-        f"Then `traceplane dlq replay {held.task_id}` writes the rows as they are."
+        f"Then `traceplane dead-letter replay {held.task_id}` writes the rows as they are."
     )
 
 
@@ -536,14 +536,16 @@ async def test_the_commands_say_what_is_there_and_what_to_do_next(
             f"{wrong.task_id}  hot  main/store  2  1 row  commit.rows_unfit: row 1 of part-0."
         )
         assert more.startswith("there may be more: --after ")
-        assert step == f"next: traceplane dlq show {wrong.task_id}"
+        assert step == f"next: traceplane dead-letter show {wrong.task_id}"
         _, text = await run("dlq", "list", "--after", more.split()[-1])
         assert text.startswith(str(unread.task_id))
         _, text = await run("dlq", "show", str(wrong.task_id))
         assert "row 1, column block, value 99, expected a position of the task's scope 2 to 2\n" in text
         assert text.splitlines()[-1].startswith("Next step: Write only rows of the task's own scope.")
         assert '"value": "99"' in (await run("dlq", "show", str(wrong.task_id), "--json"))[1]
-        assert "dead letters:\n  hot: 2; traceplane dlq list --dataset hot\n" in (await run("status"))[1]
+        assert (
+            "dead letters:\n  hot: 2; traceplane dead-letter list --dataset hot\n" in (await run("status"))[1]
+        )
 
         assert await run("dlq", "replay", str(unread.task_id)) == (0, f"{unread.task_id}  running\n")
         assert await run("dlq", "replay", str(unread.task_id)) == (

@@ -163,5 +163,5 @@ async def test_a_query_of_a_source_without_rows_says_what_to_query(caller: Calle
     assert error["message"] == "the dataset has no rows: it consists of the events of source numbers"
     assert (
         error["next_step"]
-        == "query a dataset that a job computes from it; `traceplane datasets shop.in` names the jobs"
+        == "query a dataset that a job computes from it; `traceplane dataset show shop.in` names the jobs"
     )

@@ -934,9 +934,7 @@ async def test_the_command_line_sets_providers(world: World, tmp_path: Path) -> 
     settings = Settings(home=tmp_path / "person", gateway_url=world.url, user_token=await world.admin())
 
     async def run(*arguments: str) -> str:
-        done = await asyncio.to_thread(
-            CliRunner().invoke, cli.sign_in, ["provider", *arguments], obj=settings
-        )
+        done = await asyncio.to_thread(CliRunner().invoke, cli.provider, [*arguments], obj=settings)
         assert done.exit_code == 0, done.exception
         return done.output
 
@@ -949,7 +947,7 @@ async def test_the_command_line_sets_providers(world: World, tmp_path: Path) -> 
     assert stored["scopes"] == ["openid", "profile", "email", "groups"]
     listed = await run("list")
     assert "cn=ops,dc=acme is writer, everybody else is reader" in listed
-    assert "ops is removed" in await run("remove", "ops")
+    assert "ops is deleted" in await run("delete", "ops")
     assert [one["name"] for one in json.loads(await run("list", "--json"))["providers"]] == ["idp"]
     settings = replace(settings, user_token=await world.admin("beta"))
     assert f"{world.url}/auth/login?org=beta&provider=ops\n" in await run("set", "ops", *where, *roles)

@@ -350,7 +350,7 @@ async def test_the_command_line_prints_the_address_in_the_organization_of_the_to
     settings = Settings(
         home=tmp_path / "person", gateway_url=f"http://127.0.0.1:{sender.http.port}", user_token=token
     )
-    done = await asyncio.to_thread(CliRunner().invoke, events.webhooks, [], obj=settings)
+    done = await asyncio.to_thread(CliRunner().invoke, events.list_webhooks, [], obj=settings)
     assert done.output.startswith("POST /hooks/beta/orders  shop.orders"), done.exception or done.output
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,12 +13,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
+import click
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
 from traceplane.cli import audit, deploys, output, secrets, whereabouts
 from traceplane.cli.failures import error_text, explained
+from traceplane.cli.grammar import Noun
+from traceplane.cli.main import cli
 from traceplane.cli.output import ChangingLine, progress_bar, work_goes_on
 from traceplane.cli.queries import table_lines
 from traceplane.cli.scopes import NamedPartitions, parse_scopes
@@ -69,8 +73,6 @@ def test_ctrl_c_while_the_commands_are_imported_ends_without_a_traceback(tmp_pat
 @pytest.mark.parametrize(
     ("words", "message", "help_of"),
     [
-        (["depoy"], "no such command 'depoy'", "traceplane"),
-        (["pipelines", "lst"], "no such command 'lst'", "traceplane pipelines"),
         (["emit", "shop.days", "1", "--kidn", "data"], "no such option '--kidn'", "traceplane emit"),
         (["emit", "shop.days"], "missing argument 'SCOPE...'", "traceplane emit"),
         (["tasks", "--limit", "few"], "invalid value for '--limit': 'few'", "traceplane tasks"),
@@ -89,13 +91,67 @@ def test_ctrl_c_while_the_commands_are_imported_ends_without_a_traceback(tmp_pat
         (["up", "--workers", "0"], "invalid value for '--workers': 0", "traceplane up"),
         (["up", "--workers", "-3"], "invalid value for '--workers': -3", "traceplane up"),
         (["--home", "", "status"], "invalid value for '--home': the path is empty", "traceplane"),
-        (["datasets", ""], "invalid value for '[DATASET]': the name is empty", "traceplane datasets"),
+        (["datasets", ""], "invalid value for 'NAME': the name is empty", "traceplane dataset show"),
     ],
 )
 def test_a_usage_error_is_one_line_with_a_code(words: list[str], message: str, help_of: str) -> None:
     line = refused(*words)
     assert line.startswith(f"cli.usage: {message}")
     assert line.endswith(f"→ see `{help_of} --help`")
+
+
+@pytest.mark.parametrize(
+    ("words", "next_step"),
+    [
+        (["depoy"], "did you mean `traceplane deploy`?"),
+        (["pipelines", "lst"], "did you mean `traceplane pipeline list`?"),
+        (["task", "retyr"], "did you mean `traceplane task retry`?"),
+        (
+            ["delete", "shop"],
+            "name what it is about, for example `traceplane dag delete` or `traceplane pipeline delete`",
+        ),
+        (["nothing-like-it"], "see `traceplane --help`"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_refused_with_one_that_does(
+    words: list[str], next_step: str
+) -> None:
+    line = refused(*words)
+    assert line.startswith("cli.usage: no such command '")
+    assert line.endswith(f"→ {next_step}")
+
+
+def resolved(*words: str) -> click.Command:
+    """The command that these words run."""
+    with cli.make_context("traceplane", list(words), resilient_parsing=True) as context:
+        command: click.Command = cli
+        rest = list(words)
+        while rest and isinstance(command, click.Group):
+            _, found, rest = command.resolve_command(context, rest)
+            assert found is not None, words
+            command = found
+        return command
+
+
+def test_short_names_and_plurals_run_the_same_commands() -> None:
+    assert resolved("deploy") is resolved("dag", "deploy")
+    assert resolved("dlq", "show") is resolved("dead-letter", "show")
+    for noun in cli.commands.values():
+        if not isinstance(noun, Noun):
+            continue
+        for verb in noun.commands:
+            assert resolved(noun.plural, verb) is noun.commands[verb]
+        if "list" in noun.commands:
+            assert resolved(noun.plural) is noun.commands["list"]
+            assert resolved(noun.plural, "--json") is noun.commands["list"]
+    assert resolved("datasets", "shop.sales") is resolved("dataset", "show")
+    assert set().union(*cli.short_names.values()) <= set(cli.aliases)
+
+
+def test_help_shows_each_command_once_in_its_section() -> None:
+    shown = CliRunner().invoke(cli, ["--help"]).output.partition("Short names:")[0]
+    names = re.findall(r"^  (\S+)  ", shown[shown.index("Run:") :], re.MULTILINE)
+    assert sorted(names) == sorted(cli.commands)
 
 
 @pytest.mark.parametrize(

@@ -169,13 +169,17 @@ def called() -> Iterator[tuple[str, str]]:
 def test_shell_blocks_name_commands_and_options_that_exist(where: str, line: str) -> None:
     command: click.Command = cli
     known = {opt for parameter in cli.params for opt in parameter.opts} | {"-h", "--help"}
-    for word in shlex.split(line)[1:]:
-        if word.startswith("-"):
-            assert word.partition("=")[0] in known, f"{where}: {line}"
+    context, words = click.Context(cli, info_name="traceplane"), shlex.split(line)[1:]
+    while words:
+        if words[0].startswith("-"):
+            assert words[0].partition("=")[0] in known, f"{where}: {line}"
         elif isinstance(command, click.Group):
-            assert word in command.commands, f"{where}: {line}"
-            command = command.commands[word]
+            _, found, words = command.resolve_command(context, words)
+            assert found is not None, f"{where}: {line}"
+            command = found
             known |= {opt for parameter in command.params for opt in parameter.opts}
+            continue
+        words = words[1:]
 
 
 # --- operators --------------------------------------------------------------------------------------

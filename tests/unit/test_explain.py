@@ -165,7 +165,7 @@ def test_an_unknown_state_raises() -> None:
 def test_a_task_of_a_paused_job_names_who_paused_it_since_when_and_why() -> None:
     since = datetime(2026, 11, 17, 20, 30, tzinfo=UTC)
     sentence = reasons(paused_by="ada", paused_since=since, pause_reason="wrong prices")["paused"]
-    for said in ("ada", "2026-11-17 20:30:00", "wrong prices", "traceplane jobs resume shop enrich"):
+    for said in ("ada", "2026-11-17 20:30:00", "wrong prices", "traceplane job resume shop enrich"):
         assert said in sentence
 
 

@@ -186,7 +186,7 @@ def _missing(path: str) -> PlatformError:
         "files.missing",
         "a file of the source is gone",
         value=path,
-        next_step="if the file is gone for good, acknowledge the task with `traceplane dead --ack`;"
+        next_step="if the file is gone for good, acknowledge the task with `traceplane task ack`;"
         " otherwise put it back",
     )
 

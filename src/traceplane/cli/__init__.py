@@ -1,26 +1,27 @@
-"""The command line: one file per group of commands. Commands talk to the gateway, except those that set up or run
-the platform itself.
+"""The command line: one file per group of commands, with names by `grammar`. Commands talk to the gateway, except those
+that set up or run the platform itself.
 
     admin         commands that set up a platform and rotate its secrets
-    alerts        `traceplane alerts`
+    alerts        `traceplane alert`
     audit         `traceplane audit`
     backfill      `traceplane backfill`
     channels      `traceplane channel`
     completion    `traceplane completion`: what a shell needs to complete commands and options
     coverage      what a dataset holds: its positions, its gaps and their reasons, as text
     cron          when cron sources fire, as text
-    dead_letters  `traceplane dlq`
-    deliveries    `traceplane deliveries`
-    deploys       commands that deploy DAGs and choose which version of them serves
+    dead_letters  `traceplane dead-letter`
+    deploys       `traceplane dag`: commands that deploy DAGs and choose which version of them serves
     dev           `traceplane dev`: `up`, and the files of a folder, deployed whenever they are saved
     doctor        `traceplane doctor` and `traceplane trigger doctor`: what is wrong, and what to do
-    effects       `traceplane events` and `traceplane effects`: events, and everything that one of them caused
-    events        `traceplane emit`, `traceplane files` and `traceplane webhooks`
+    effects       `traceplane event list` and `traceplane event effects`: events, and all that one of them caused
+    events        `traceplane event`, `traceplane file` and `traceplane webhook`
     failures      what went wrong, as text: failed and stuck work, and everything known about one task
     jobs          commands for jobs and their batches
+    grammar       nouns, verbs, short names, plurals
     main          `traceplane`, alias `tp`: its commands and how it reports errors
+    messages      `traceplane message`
     spark         `traceplane spark jars`
-    operators     `traceplane operators`
+    operators     `traceplane operator`
     output        where every command writes, so that nothing reaches a terminal unescaped
     people        commands for members of an organization, their roles and their tokens
     pipelines     commands for pipelines, scanner lists and executions
@@ -31,7 +32,7 @@ the platform itself.
     scopes        parses scopes and ranges from the command line
     secrets       `traceplane secret`
     services      commands that run the platform: `up`, and each process alone
-    sign_in       `traceplane login`, `traceplane logout` and `traceplane sign-in`
+    sign_in       `traceplane login`, `traceplane logout` and `traceplane provider`
     start         where `traceplane` begins: quiet if it is interrupted while it imports the rest
     supervisor    runs the processes of `traceplane up`
     tasks         commands for tasks and the status of the platform

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -16,6 +16,7 @@ from traceplane.adapters.object_stores import object_store_for
 from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import Role
 from traceplane.cli import people, profile
+from traceplane.cli.grammar import Noun
 from traceplane.cli.output import say
 from traceplane.errors import InvalidInput, NotFound
 from traceplane.model import durations
@@ -77,7 +78,7 @@ def migrate(settings: Settings) -> None:
     say(f"ready; tokens are in {settings.home / 'tokens'}")
 
 
-@click.group()
+@click.group(cls=Noun)
 def org() -> None:
     """Create and list organizations."""
 
@@ -112,7 +113,7 @@ def list_orgs(settings: Settings) -> None:
         say(f"{name}  {org_id}")
 
 
-@click.group()
+@click.group(cls=Noun)
 def token() -> None:
     """Issue, list, rotate and revoke worker and user tokens."""
 
@@ -237,12 +238,12 @@ def revoke(settings: Settings, principal: str, name: str) -> None:
     say(f"revoked {count}" if count else f"revoked 0: {name} was revoked before")
 
 
-@click.group()
-def keys() -> None:
+@click.group(cls=Noun)
+def key() -> None:
     """Manage the keys that sign capability tokens."""
 
 
-@keys.command("rotate")
+@key.command("rotate")
 @click.option(
     "--overlap", type=float, help="Seconds until the new key signs, and again until the old one retires."
 )
@@ -259,7 +260,7 @@ def rotate_keys(settings: Settings, overlap: float | None) -> None:
         say(key.kid)
 
 
-@keys.command("rotate-master")
+@key.command("rotate-master")
 @click.option(
     "--forget-old", is_flag=True, help="Instead: remove earlier keys from the file, if nothing needs them."
 )
@@ -304,7 +305,7 @@ def rotate_master(settings: Settings, forget_old: bool) -> None:
         say(
             f"{settings.master_key_path} begins with a new key, which {counted(sealed, 'secret')} are sealed with now"
         )
-        say("When every process that seals has read it, run `traceplane keys rotate-master --forget-old`")
+        say("When every process that seals has read it, run `traceplane key rotate-master --forget-old`")
 
 
 @click.command()
@@ -404,6 +405,3 @@ def _duration(text: str) -> timedelta:
             value=text,
             next_step="for example 30m, 24h or 7d",
         ) from error
-
-
-COMMANDS: tuple[Any, ...] = (migrate, org, token, keys, gc)

@@ -1,4 +1,4 @@
-"""`traceplane alerts`: what alerts found, and who acknowledged it."""
+"""`traceplane alert`: what alerts found, and who acknowledged it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from uuid import UUID
 
 import click
 
+from traceplane.cli.grammar import Noun
 from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.scopes import parse_range
 from traceplane.cli.whereabouts import call
@@ -43,19 +44,19 @@ _WHY_NOT_SENT = {
     "backfill": "it is history: a backfill, a rebuild or a rollback computed it, or it was there before the alert",
     "stale": "it happened longer ago than stale_after of the alert",
     "building": "only a version that does not serve yet has found it; it is sent when that version serves",
-    "silenced": "somebody silenced it; see `traceplane alerts silences`",
+    "silenced": "somebody silenced it; see `traceplane alert silences`",
     "throttled": "its throttle was used up",
     "no_channel": "none of its channels exists; see `traceplane channel list`",
 }
 _WHY_UNCHANGED = {
     "acknowledged": "it was acknowledged before",
     "retracted": "it was retracted",
-    "unknown": "there is no such alert; see `traceplane alerts list`",
+    "unknown": "there is no such alert; see `traceplane alert list`",
 }
 
 
-@click.group()
-def alerts() -> None:
+@click.group(cls=Noun)
+def alert() -> None:
     """What alerts found, whether it was sent, and who acknowledged it."""
 
 
@@ -63,7 +64,7 @@ _dag = click.option("--dag", help="Only this DAG's.")
 _alert = click.option("--alert", help="Only this alert's.")
 
 
-@alerts.command("list")
+@alert.command("list")
 @_dag
 @_alert
 @click.option("--state", type=click.Choice(get_args(AlertState)), help="Only these.")
@@ -123,7 +124,7 @@ def _written(value: SubjectValue) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-@alerts.command()
+@alert.command()
 @click.argument("alert_id", type=click.UUID)
 @as_json
 @click.pass_obj
@@ -162,7 +163,7 @@ def _shown(detail: AlertDetail) -> Iterator[str]:
         yield f"- {_message(message)}"
     yield from _replays(detail)
     if one.state == "open":
-        yield f"Next step: traceplane alerts ack {one.alert_id}"
+        yield f"Next step: traceplane alert ack {one.alert_id}"
 
 
 def _replays(detail: AlertDetail) -> Iterator[str]:
@@ -176,7 +177,7 @@ def _replays(detail: AlertDetail) -> Iterator[str]:
         works = "" if channel == PLACEHOLDER else f" until `traceplane channel test {channel}` succeeds"
         yield (
             f"Next step for an admin: correct the channel{works}, then run "
-            f"`traceplane deliveries replay {' '.join(ids)}`"
+            f"`traceplane message replay {' '.join(ids)}`"
         )
 
 
@@ -186,7 +187,7 @@ def _message(one: AlertMessageView) -> str:
     return f"{one.channel}: {one.kind} {one.state}{tries}{reason}"
 
 
-@alerts.command()
+@alert.command()
 @_dag
 @_alert
 @as_json
@@ -216,7 +217,7 @@ def _summary(one: AlertSummary) -> str:
     )
 
 
-@alerts.command()
+@alert.command()
 @click.argument("name")
 @click.option("--dag", help="The DAG whose deployed alert is tested.")
 @click.option(
@@ -261,7 +262,7 @@ def _tested(one: AlertTested) -> str:
     return f"at {one.position}{time}  {one.title}  {_values(one.subject)}  {reason}"
 
 
-@alerts.command()
+@alert.command()
 @click.argument("alert_ids", type=click.UUID, nargs=-1)
 @click.option("--alert", help="All open ones of this alert, instead of ids.")
 @click.option("--dag", help="With --alert: only this DAG's.")
@@ -292,7 +293,7 @@ def ack(
         raise SystemExit(1)
 
 
-@alerts.command()
+@alert.command()
 @click.option("--dag", help="Only this DAG's; without it, those of all DAGs.")
 @click.option("--alert", help="Only this alert; without it, all alerts.")
 @click.option(
@@ -325,7 +326,7 @@ def silence(
         say_json(answer)
     else:
         say(_silence(answer))
-        say(f"to end it: traceplane alerts unsilence {answer.silence_id}")
+        say(f"to end it: traceplane alert unsilence {answer.silence_id}")
 
 
 def _subject(text: str) -> tuple[str, SubjectValue]:
@@ -347,7 +348,7 @@ def _value(text: str) -> SubjectValue:
     return text
 
 
-@alerts.command()
+@alert.command()
 @click.option("--after", type=click.UUID, help="Continue behind an earlier page.")
 @click.option("--limit", default=50, show_default=True)
 @as_json
@@ -367,7 +368,7 @@ def silences(settings: Settings, after: UUID | None, limit: int, as_json: bool) 
         say(f"there are more: --after {answer.after}")
 
 
-@alerts.command()
+@alert.command()
 @click.argument("silence_id", type=click.UUID)
 @as_json
 @click.pass_obj
@@ -392,6 +393,3 @@ def _silenced(one: SilenceView) -> str:
     where = f" of {one.dag}" if one.dag is not None else ""
     which = f" with {_values(one.subject)}" if one.subject else ""
     return f"{what}{where}{which}"
-
-
-COMMANDS: tuple[Any, ...] = (alerts,)

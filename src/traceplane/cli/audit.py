@@ -10,6 +10,7 @@ from typing import Any
 import click
 import msgspec
 
+from traceplane.cli.grammar import Noun
 from traceplane.cli.output import as_json, say, say_json, say_lines
 from traceplane.cli.whereabouts import call
 from traceplane.model import durations
@@ -19,7 +20,7 @@ from traceplane.wire.audit import MOST_ENTRIES, AuditEntry, AuditResponse
 _PATH = "/api/v1/audit"
 
 
-@click.group()
+@click.group(cls=Noun)
 def audit() -> None:
     """Who changed what, and who was refused what."""
 
@@ -114,6 +115,3 @@ def _query(
 
 def _in_utc(time: datetime | None) -> str | None:
     return None if time is None else time.replace(tzinfo=UTC).isoformat()
-
-
-COMMANDS: tuple[Any, ...] = (audit,)

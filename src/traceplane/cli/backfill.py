@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from traceplane.cli.output import as_json, progress_bar, say, say_json, work_goes_on
+from traceplane.cli.queries import dataset as noun
 from traceplane.cli.scopes import parse_range
 from traceplane.cli.whereabouts import call
 from traceplane.model.counted import counted
@@ -20,7 +21,7 @@ from traceplane.wire.control import BackfillRequest, BackfillResponse
 _POLL_SECONDS = 1.0
 
 
-@click.command()
+@noun.command()
 @click.argument("dataset")
 @click.option(
     "--range", "range_", metavar="A..B", required=True, help="Positions or partitions from A to B, inclusive."
@@ -107,6 +108,3 @@ def _wait(
         skipped = f", {begun.left_out} skipped" if begun.left_out else ""
         say(f"{done} of {answer.scopes} done, {answer.failed} failed{skipped}")
     return msgspec.structs.replace(answer, created=begun.created)
-
-
-COMMANDS: tuple[Any, ...] = (backfill,)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import click
 
+from traceplane.cli.grammar import Noun
 from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
@@ -25,7 +25,7 @@ from traceplane.wire.channels import (
 _PATH = "/api/v1/channels"
 
 
-@click.group()
+@click.group(cls=Noun)
 def channel() -> None:
     """Set, test and remove channels: webhooks, Slack, email and PagerDuty."""
 
@@ -78,21 +78,21 @@ def show(settings: Settings, name: str, as_json: bool) -> None:
     say_json(answer.config)
 
 
-@channel.command()
+@channel.command("delete")
 @click.argument("name")
 @click.option("--drop", is_flag=True, help="Even if messages wait for it; they are not sent.")
 @click.option("--force", is_flag=True, help="Even if deployed alerts are sent to it.")
 @as_json
 @click.pass_obj
-def remove(settings: Settings, name: str, drop: bool, force: bool, as_json: bool) -> None:
-    """Remove the channel NAME with its history. Refused while messages wait for it, or alerts are sent to it."""
+def delete(settings: Settings, name: str, drop: bool, force: bool, as_json: bool) -> None:
+    """Delete the channel NAME with its history. Refused while messages wait for it, or alerts are sent to it."""
     query = {option: "true" for option, given in (("drop", drop), ("force", force)) if given}
     answer = call(settings, lambda c: c.call("DELETE", _path(name), ChannelRemoved, query=query))
     if as_json:
         say_json(answer)
     else:
         with_it = f", with {counted(answer.dropped, 'message')}" if answer.dropped else ""
-        say(f"{answer.name} is removed{with_it}")
+        say(f"{answer.name} is deleted{with_it}")
 
 
 @channel.command()
@@ -140,6 +140,3 @@ def _config(file: Path) -> JsonObject:
             next_step="begin with `kind: webhook`, `slack`, `email` or `pagerduty`",
         )
     return config
-
-
-COMMANDS: tuple[Any, ...] = (channel,)

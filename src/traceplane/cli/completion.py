@@ -18,6 +18,3 @@ def completion(context: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     say_lines(kind(context.find_root().command, {}, "traceplane", _VARIABLE).source())
-
-
-COMMANDS = (completion,)

@@ -1,14 +1,14 @@
-"""`traceplane dlq`: dead letters of buffered datasets."""
+"""`traceplane dead-letter`: dead letters of buffered datasets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 from uuid import UUID
 
 import click
 
 from traceplane.cli.failures import error_text
+from traceplane.cli.grammar import Noun
 from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.tasks import WHY_UNCHANGED, change, of_a_dag, say_changes, selection
 from traceplane.cli.whereabouts import call
@@ -21,21 +21,21 @@ _PATH = "/api/v1/dead-letters"
 _WHY_UNCHANGED = {
     **WHY_UNCHANGED,
     "no_letter": "it has no dead letter; `traceplane explain` says how it stands",
-    "retired": "its job's version is no longer deployed; `traceplane dlq drop` removes the letter",
+    "retired": "its job's version is no longer deployed; `traceplane dead-letter drop` removes the letter",
     "pipeline": "its execution is over; run the pipeline again",
-    "superseded": "something newer has been committed in its scope; `traceplane dlq drop` removes the letter",
+    "superseded": "something newer has been committed in its scope; `traceplane dead-letter drop` removes the letter",
     "acknowledged": "it was acknowledged; `traceplane retry` computes its rows again",
     "busy": "another task is working on its scope; try again when it is done",
     "not_newest": "a newer task of its scope is dead too; replay or retry that one",
 }
 
 
-@click.group()
-def dlq() -> None:
+@click.group(cls=Noun)
+def dead_letter() -> None:
     """Dead letters: completed tasks whose rows a buffered dataset could not take."""
 
 
-@dlq.command("list")
+@dead_letter.command("list")
 @click.option("--dag", help="Only this DAG's.")
 @click.option("--job", help="Only this job's.")
 @click.option("--dataset", help="Only this dataset's.")
@@ -66,7 +66,7 @@ def list_(
         return
     if answer.after is not None:
         say(f"there may be more: --after {answer.after}")
-    say(f"next: traceplane dlq show {answer.letters[0].task_id}")
+    say(f"next: traceplane dead-letter show {answer.letters[0].task_id}")
 
 
 def _line(letter: DeadLetterView) -> str:
@@ -78,7 +78,7 @@ def _line(letter: DeadLetterView) -> str:
     )
 
 
-@dlq.command()
+@dead_letter.command()
 @click.argument("task_id", type=click.UUID)
 @as_json
 @click.pass_obj
@@ -132,7 +132,7 @@ def _row(row: RefusedRow) -> Iterator[str]:
         yield f"- Refused: {known}"
 
 
-@dlq.command()
+@dead_letter.command()
 @of_a_dag
 @as_json
 @click.pass_obj
@@ -151,11 +151,11 @@ def replay(
         task_ids,
         (dag, job, range_),
         as_json,
-        none="no dead letters that can be replayed; see `traceplane dlq list`",
+        none="no dead letters that can be replayed; see `traceplane dead-letter list`",
     )
 
 
-@dlq.command()
+@dead_letter.command()
 @of_a_dag
 @as_json
 @click.pass_obj
@@ -188,6 +188,3 @@ def _change(
         say_changes(request, answer, why_unchanged=_WHY_UNCHANGED, none=none)
     if not answer.changed:
         raise SystemExit(1)
-
-
-COMMANDS: tuple[Any, ...] = (dlq,)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
-from traceplane.cli.cron import local
+from traceplane.cli.grammar import Noun
+from traceplane.cli.jobs import deployed, job_line
 from traceplane.cli.output import ChangingLine, as_json, ask, say, say_json, say_lines, work_goes_on
 from traceplane.cli.whereabouts import call
 from traceplane.client.deploy_files import deploy_request
@@ -60,7 +60,12 @@ keeping_data = click.option(
 )
 
 
-@click.command()
+@click.group(cls=Noun)
+def dag() -> None:
+    """Plan and deploy DAGs, and choose which version serves."""
+
+
+@dag.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @with_code
 @code_on_workers
@@ -90,7 +95,7 @@ def plan(
     raise SystemExit(4 if answer.blocked else 0 if answer.noop else 3)
 
 
-@click.command()
+@dag.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @with_code
 @code_on_workers
@@ -221,7 +226,7 @@ def _build_line(version: VersionView) -> str:
     )
 
 
-@click.command()
+@dag.command()
 @click.argument("dag")
 @click.option("--limit", default=20, show_default=True)
 @as_json
@@ -242,7 +247,7 @@ def versions(settings: Settings, dag: str, limit: int, as_json: bool) -> None:
                 say(f"      {d.dataset}: {d.built} of {d.serving} scopes")
 
 
-@click.command()
+@dag.command()
 @click.argument("dag")
 @dropping
 @as_json
@@ -254,7 +259,7 @@ def cutover(settings: Settings, dag: str, drop_missing: bool, as_json: bool) -> 
     _print_moved(answer, as_json)
 
 
-@click.command()
+@dag.command()
 @click.argument("dag")
 @click.option(
     "--to", type=click.IntRange(min=1), help="The version to return to (default: the previous one)."
@@ -281,7 +286,7 @@ def _roll_back(settings: Settings, request: RollbackRequest) -> MovedResponse:
         return _roll_back(settings, msgspec.structs.replace(request, drop_missing=True))
 
 
-@click.command()
+@dag.command()
 @click.argument("dag")
 @as_json
 @click.pass_obj
@@ -294,7 +299,7 @@ def abort(settings: Settings, dag: str, as_json: bool) -> None:
         say(f"Version {answer.version} of {answer.dag} is aborted.")
 
 
-@click.command()
+@dag.command()
 @click.argument("dag")
 @click.option("--force", is_flag=True, help="Delete it even if others read its datasets or run its jobs.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -338,32 +343,30 @@ def _print_moved(answer: MovedResponse, as_json: bool) -> None:
             say("`traceplane explain DATASET SCOPE` says why the rest is missing.")
 
 
-@click.command()
+@dag.command("list")
 @as_json
 @click.pass_obj
-def dags(settings: Settings, as_json: bool) -> None:
-    """Show what is deployed."""
-    answer = call(settings, lambda c: c.call("GET", "/api/v1/dags", DagsResponse))
+def list_(settings: Settings, as_json: bool) -> None:
+    """List the DAGs that are deployed, with their jobs."""
+    _say_dags(deployed(settings), as_json)
+
+
+@dag.command()
+@click.argument("name")
+@as_json
+@click.pass_obj
+def show(settings: Settings, name: str, as_json: bool) -> None:
+    """Show the DAG NAME with its jobs."""
+    _say_dags(deployed(settings, name), as_json)
+
+
+def _say_dags(answer: DagsResponse, as_json: bool) -> None:
     if as_json:
         say_json(answer)
         return
     for d in answer.dags:
         say(f"{d.dag} version {d.version}")
         for j in d.jobs:
-            held = {1: ", backfill held", 2: ", held"}.get(j.hold_level or 0, "")
-            held += ", paused" if j.paused else ""
-            zone = j.time_zone or "UTC"
-            tick = f", next tick {local(j.next_tick, zone)} ({zone})" if j.next_tick is not None else ""
-            say(f"  {j.job} ({j.runtime}: {j.operator}{held}{tick})")
-
-
-COMMANDS: tuple[Any, ...] = (
-    plan,
-    deploy,
-    versions,
-    cutover,
-    rollback,
-    abort,
-    delete,
-    dags,
-)
+            say(f"  {job_line(j)}")
+    if not answer.dags:
+        say("no DAG is deployed; see `traceplane deploy --help`")

@@ -210,6 +210,3 @@ class _Session:
                 held = describe(d.coverage) if d.coverage is not None else ""
                 say(f"{d.dataset}: {holds}{held}")
                 self._held[d.dataset] = holds
-
-
-COMMANDS = (dev,)

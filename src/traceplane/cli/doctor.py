@@ -153,20 +153,17 @@ def _beside_tasks(status: StatusResponse) -> Iterator[Finding]:
     for d in status.datasets:
         if d.dead_letters:
             rows = counted(d.dead_letters, "row")
-            step = f"`traceplane dlq list --dataset {d.dataset}`"
+            step = f"`traceplane dead-letter list --dataset {d.dataset}`"
             yield Finding("warning", "dead_letters", f"{d.dataset}: {rows} could not be written.", step)
         for check in d.failed_checks:
             explain = f"`traceplane explain {check.task_id}`" if check.task_id is not None else None
             yield Finding("warning", "check_failed", f"{d.dataset}, {check.check}: {check.problem}", explain)
     for channel, messages in status.dead_messages.items():
-        step = f"`traceplane deliveries list --channel {channel} --state dead`"
+        step = f"`traceplane message list --channel {channel} --state dead`"
         yield Finding(
             "warning", "dead_messages", f"{channel}: {counted(messages, 'message')} not delivered.", step
         )
     for pause in status.paused:
         yield Finding(
-            "warning", "paused", f"{pause_line(pause)}", f"`traceplane jobs resume {pause.dag} {pause.job}`"
+            "warning", "paused", f"{pause_line(pause)}", f"`traceplane job resume {pause.dag} {pause.job}`"
         )
-
-
-COMMANDS = (doctor,)

@@ -1,14 +1,14 @@
-"""`traceplane events`: events that were accepted; `traceplane effects`: everything that one of them caused."""
+"""`traceplane event list`: events that were accepted; `traceplane event effects`: everything that one of them caused."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 import click
 
+from traceplane.cli.events import event
 from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.scopes import parse_ends
 from traceplane.cli.whereabouts import call
@@ -17,7 +17,7 @@ from traceplane.settings import Settings
 from traceplane.wire.events import Effect, EffectsResponse, EffectTask, EventList, EventView
 
 
-@click.command()
+@event.command("list")
 @click.option("--dataset", help="Only events of this dataset.")
 @click.option("--kind", type=click.Choice(["data", "invalidation"]))
 @click.option(
@@ -32,7 +32,7 @@ from traceplane.wire.events import Effect, EffectsResponse, EffectTask, EventLis
 @click.option("--limit", default=50, show_default=True)
 @as_json
 @click.pass_obj
-def events(
+def list_(
     settings: Settings,
     dataset: str | None,
     kind: str | None,
@@ -60,9 +60,9 @@ def events(
     if as_json:
         say_json(answer)
         return
-    for event in answer.events:
-        by = f"by {event.dag}/{event.job}" if event.job is not None else "from outside"
-        say(f"{event.event_id}  {event.created_at[:19]}  {_event(event)}  {by}")
+    for one in answer.events:
+        by = f"by {one.dag}/{one.job}" if one.job is not None else "from outside"
+        say(f"{one.event_id}  {one.created_at[:19]}  {_event(one)}  {by}")
     if answer.before is not None:
         say(f"For older ones: --before {answer.before}")
     elif answer.more:
@@ -71,7 +71,7 @@ def events(
         say("No event matches.")
 
 
-@click.command()
+@event.command()
 @click.argument("root", metavar="EVENT | TASK")
 @click.option(
     "--depth", default=12, show_default=True, help="Steps down, from an event to its tasks or back."
@@ -161,13 +161,13 @@ def _line(node: Effect, begun: datetime) -> str:
     return f"{_task(node.task)}{_since(node.task.created_at, begun)}{again}"
 
 
-def _event(event: EventView) -> str:
+def _event(of: EventView) -> str:
     marks = [
-        *(["correction"] if event.kind == "invalidation" else []),
-        *(["backfill"] if event.backfill else []),
-        *([] if event.serving else ["not of the version that serves"]),
+        *(["correction"] if of.kind == "invalidation" else []),
+        *(["backfill"] if of.backfill else []),
+        *([] if of.serving else ["not of the version that serves"]),
     ]
-    return f"{event.dataset} {event.scope}" + (f" ({', '.join(marks)})" if marks else "")
+    return f"{of.dataset} {of.scope}" + (f" ({', '.join(marks)})" if marks else "")
 
 
 def _task(task: EffectTask) -> str:
@@ -191,6 +191,3 @@ def _since(text: str, begun: datetime) -> str:
 
 def _time(text: str) -> datetime:
     return datetime.fromisoformat(text)
-
-
-COMMANDS: tuple[Any, ...] = (events, effects)

@@ -1,5 +1,5 @@
-"""`traceplane emit`: emits events of a source by hand; `traceplane files` and `traceplane webhooks`: sources that
-list files or receive deliveries."""
+"""`traceplane event`: emits events of a source by hand; `traceplane file` and `traceplane webhook`: sources that list
+files or receive deliveries."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from traceplane.cli.grammar import Noun
 from traceplane.cli.output import as_json, ask, say, say_json
 from traceplane.cli.scopes import MAY_BE_NEGATIVE, NamedPartitions, parse_scopes, without_options
 from traceplane.cli.whereabouts import call
@@ -24,7 +25,12 @@ MANY_EVENTS = 100_000
 """More events than this need a confirmation."""
 
 
-@click.command(context_settings=MAY_BE_NEGATIVE)
+@click.group(cls=Noun)
+def event() -> None:
+    """Emit events of sources by hand."""
+
+
+@event.command(context_settings=MAY_BE_NEGATIVE)
 @click.argument("dataset")
 @click.argument("scopes", nargs=-1, required=True, metavar="SCOPE...", callback=without_options)
 @click.option("--kind", type=click.Choice(["data", "invalidation"]), default="data", show_default=True)
@@ -95,10 +101,15 @@ def _events(
         yield ManualEvent(dataset, one, kind, emission)
 
 
-@click.command()
+@click.group(cls=Noun)
+def webhook() -> None:
+    """Sources that receive deliveries over HTTP."""
+
+
+@webhook.command("list")
 @as_json
 @click.pass_obj
-def webhooks(settings: Settings, as_json: bool) -> None:
+def list_webhooks(settings: Settings, as_json: bool) -> None:
     """List the webhook sources, and what they refused."""
     answer = call(settings, lambda c: c.call("GET", "/api/v1/webhooks", WebhooksResponse))
     if as_json:
@@ -114,10 +125,15 @@ def webhooks(settings: Settings, as_json: bool) -> None:
         say("There are no webhook sources.")
 
 
-@click.command()
+@click.group(cls=Noun)
+def file() -> None:
+    """Sources that list files in a folder or a bucket."""
+
+
+@file.command("list")
 @as_json
 @click.pass_obj
-def files(settings: Settings, as_json: bool) -> None:
+def list_files(settings: Settings, as_json: bool) -> None:
     """List the file sources, and what they found."""
     answer = call(settings, lambda c: c.call("GET", "/api/v1/files", FileSourcesResponse))
     if as_json:
@@ -139,6 +155,3 @@ def files(settings: Settings, as_json: bool) -> None:
             say(f"  ! {refused.count:,} refused: {refused.reason}, such as {refused.example}")
     if not answer.sources:
         say("There are no file sources.")
-
-
-COMMANDS: tuple[Any, ...] = (emit, files, webhooks)

@@ -52,11 +52,11 @@ def problems(status: StatusResponse) -> Iterator[str]:
     if with_letters := [d for d in status.datasets if d.dead_letters]:
         yield "dead letters:"
         for d in with_letters:
-            yield f"  {d.dataset}: {d.dead_letters}; traceplane dlq list --dataset {d.dataset}"
+            yield f"  {d.dataset}: {d.dead_letters}; traceplane dead-letter list --dataset {d.dataset}"
     if status.dead_messages:
         yield "dead messages:"
         for channel, messages in status.dead_messages.items():
-            yield f"  {channel}: {messages}; traceplane deliveries list --channel {channel} --state dead"
+            yield f"  {channel}: {messages}; traceplane message list --channel {channel} --state dead"
     if unmet := [(d.dataset, check) for d in status.datasets for check in d.failed_checks]:
         yield "failed checks:"
         for dataset, check in unmet:

@@ -17,13 +17,13 @@ from traceplane.cli import (
     channels,
     completion,
     dead_letters,
-    deliveries,
     deploys,
     dev,
     doctor,
     effects,
     events,
     jobs,
+    messages,
     operators,
     people,
     pipelines,
@@ -37,6 +37,7 @@ from traceplane.cli import (
     top,
     trigger,
 )
+from traceplane.cli.grammar import CommandLine, Noun
 from traceplane.cli.output import say
 from traceplane.errors import InvalidInput, SpecInvalid, TraceplaneError
 from traceplane.settings import load
@@ -48,7 +49,7 @@ def _not_empty(context: click.Context, parameter: click.Parameter, path: str | N
     return path
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="traceplane")
 @click.option(
     "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Settings file (TOML)."
@@ -65,35 +66,71 @@ def cli(context: click.Context, config: Path | None, home: str | None) -> None:
     context.obj = load(config, home=home)
 
 
-for command in (
-    *project.COMMANDS,
-    *dev.COMMANDS,
-    *services.COMMANDS,
-    *doctor.COMMANDS,
-    *completion.COMMANDS,
-    *top.COMMANDS,
-    *deploys.COMMANDS,
-    *events.COMMANDS,
-    *effects.COMMANDS,
-    *backfill.COMMANDS,
-    *operators.COMMANDS,
-    *spark.COMMANDS,
-    *jobs.COMMANDS,
-    *tasks.COMMANDS,
-    *dead_letters.COMMANDS,
-    *pipelines.COMMANDS,
-    *queries.COMMANDS,
-    *trigger.COMMANDS,
-    *secrets.COMMANDS,
-    *alerts.COMMANDS,
-    *channels.COMMANDS,
-    *deliveries.COMMANDS,
-    *people.COMMANDS,
-    *sign_in.COMMANDS,
-    *audit.COMMANDS,
-    *admin.COMMANDS,
-):
-    cli.add_command(command)
+cli.add_section(
+    "Run",
+    project.init,
+    dev.dev,
+    services.up,
+    sign_in.ui,
+    tasks.status,
+    top.top,
+    doctor.doctor,
+    services.dispatcher,
+    services.gateway,
+    services.worker,
+    services.sink,
+    services.delivery,
+    trigger.trigger,
+)
+cli.add_section("Deploy", deploys.dag, operators.operator)
+cli.add_section("Data", queries.dataset, events.event, events.file, events.webhook)
+cli.add_section(
+    "Work",
+    tasks.explain,
+    tasks.task,
+    jobs.job,
+    jobs.batch,
+    dead_letters.dead_letter,
+    pipelines.pipeline,
+    pipelines.execution,
+    pipelines.scanner_list,
+)
+cli.add_section("Alerts", alerts.alert, channels.channel, messages.message)
+cli.add_section(
+    "People and secrets",
+    sign_in.login,
+    sign_in.logout,
+    people.whoami,
+    people.member,
+    people.role,
+    admin.token,
+    sign_in.provider,
+    secrets.secret,
+    audit.audit,
+)
+cli.add_section("Set up", admin.migrate, admin.org, admin.key, admin.gc, spark.spark, completion.completion)
+
+cli.add_short_names(
+    "dag",
+    plan=deploys.plan,
+    deploy=deploys.deploy,
+    versions=deploys.versions,
+    cutover=deploys.cutover,
+    rollback=deploys.rollback,
+    abort=deploys.abort,
+)
+cli.add_short_names("dataset", query=queries.query, backfill=backfill.backfill)
+cli.add_short_names("event", emit=events.emit, effects=effects.effects)
+cli.add_short_names("task", retry=tasks.retry, cancel=tasks.cancel, logs=tasks.logs, dead=tasks.dead)
+cli.add_short_names("dead-letter", dlq=dead_letters.dead_letter)
+# Names that are accepted, and not shown.
+for noun in (tasks.task, queries.dataset):
+    noun.aliases["explain"] = tasks.explain
+for noun in (secrets.secret, channels.channel, sign_in.provider):
+    noun.aliases["remove"] = noun.commands["delete"]
+people.role.aliases["define"] = people.role.commands["set"]
+cli.aliases["deliveries"] = messages.message
+cli.aliases["sign-in"] = Noun("sign-in", commands={"provider": sign_in.provider})
 
 
 def main() -> None:

@@ -1,24 +1,24 @@
-"""`traceplane operators`."""
+"""`traceplane operator`."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
+from traceplane.cli.grammar import Noun
 from traceplane.cli.output import say
 from traceplane.errors import NotFound
 
 
-@click.command()
-@click.argument("name", required=False)
-def operators(name: str | None) -> None:
-    """List the operators installed here, or show one; exit code 1 if one cannot be used."""
+@click.group(cls=Noun)
+def operator() -> None:
+    """The operators that are installed here."""
+
+
+@operator.command("list")
+def list_() -> None:
+    """List them; exit code 1 if one cannot be used."""
     from traceplane.operators import catalog
 
-    if name is not None:
-        _show(name)
-        return
     broken = False
     for listed in catalog.names():
         spec, problem = catalog.find(listed), catalog.problem(listed)
@@ -33,7 +33,10 @@ def operators(name: str | None) -> None:
         raise SystemExit(1)
 
 
-def _show(name: str) -> None:
+@operator.command()
+@click.argument("name")
+def show(name: str) -> None:
+    """Show the operator NAME with the fields of its config and its error codes."""
     from traceplane.operators import catalog, config
 
     if (problem := catalog.problem(name)) is not None:
@@ -49,6 +52,3 @@ def _show(name: str) -> None:
         say("  You may add fields of your own.")
     for error in spec.errors:
         say(f"  {error.code} ({'retried' if error.retried else 'not retried'}): {error.meaning}")
-
-
-COMMANDS: tuple[Any, ...] = (operators,)

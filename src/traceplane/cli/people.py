@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import click
 
+from traceplane.cli.grammar import Noun
 from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.whereabouts import call
 from traceplane.model import durations
@@ -63,7 +64,7 @@ def whoami(settings: Settings, as_json: bool) -> None:
     say("sees personal data" if answer.sees_pii else "does not see personal data")
 
 
-@click.group()
+@click.group(cls=Noun)
 def role() -> None:
     """Define, list and delete roles of the organization."""
 
@@ -81,7 +82,7 @@ def list_roles(settings: Settings, as_json: bool) -> None:
         say(_role_line(one))
 
 
-@role.command("define")
+@role.command("set")
 @click.argument("name")
 @click.option(
     "--includes",
@@ -92,7 +93,7 @@ def list_roles(settings: Settings, as_json: bool) -> None:
 @click.option("--pii", is_flag=True, help="Its members see columns marked as personal data.")
 @as_json
 @click.pass_obj
-def define_role(settings: Settings, name: str, includes: Any, pii: bool, as_json: bool) -> None:
+def set_role(settings: Settings, name: str, includes: Any, pii: bool, as_json: bool) -> None:
     """Define the role NAME, or what it means from now on."""
     body = RoleMeaningBody(includes, pii)
     answer = call(settings, lambda c: c.call("PUT", f"/api/v1/roles/{_path(name)}", RoleView, body))
@@ -117,7 +118,7 @@ def delete_role(settings: Settings, name: str, force: bool, as_json: bool) -> No
         say(f"{answer.name} is deleted")
 
 
-@click.group()
+@click.group(cls=Noun)
 def member() -> None:
     """Add people and service accounts, and give them roles and tokens."""
 
@@ -291,6 +292,3 @@ def _member_line(one: MemberView) -> str:
 
 def _time(moment: datetime | None, otherwise: str) -> str:
     return otherwise if moment is None else f"{moment:%Y-%m-%d %H:%M} UTC"
-
-
-COMMANDS: tuple[Any, ...] = (whoami, role, member)

@@ -10,6 +10,7 @@ from uuid import UUID
 import click
 import msgspec
 
+from traceplane.cli.grammar import Noun
 from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
@@ -36,8 +37,8 @@ from traceplane.wire.pipelines import (
 _PIPELINES, _LISTS, _EXECUTIONS = "/api/v1/pipelines", "/api/v1/scanner-lists", "/api/v1/executions"
 
 
-@click.group()
-def pipelines() -> None:
+@click.group(cls=Noun)
+def pipeline() -> None:
     """Manage pipelines, which signals or a schedule launch."""
 
 
@@ -81,7 +82,7 @@ def _described(command: Any) -> Any:
     return command
 
 
-@pipelines.command()
+@pipeline.command()
 @click.argument("name")
 @_described
 @click.option("--user", "user_id", help="Its owner (default: the name of your token).")
@@ -103,7 +104,7 @@ def create(
     _print(call(settings, lambda c: c.call("POST", _PIPELINES, PipelineView, request)), as_json)
 
 
-@pipelines.command()
+@pipeline.command()
 @click.argument("pipeline_id", type=click.UUID)
 @click.option("--name", help="A new name.")
 @_described
@@ -134,7 +135,7 @@ def update(
     _print(call(settings, lambda c: c.call("PATCH", path, PipelineView, change)), as_json)
 
 
-@pipelines.command("list")
+@pipeline.command("list")
 @click.option("--user", "user_id", help="Only this user's.")
 @click.option("--ticker", help="Only those that watch this ticker.")
 @click.option("--limit", default=100, show_default=True)
@@ -152,7 +153,7 @@ def list_(settings: Settings, user_id: str | None, ticker: str | None, limit: in
         say(_line(p))
 
 
-@pipelines.command()
+@pipeline.command()
 @click.argument("pipeline_id", type=click.UUID)
 @click.pass_obj
 def show(settings: Settings, pipeline_id: UUID) -> None:
@@ -160,7 +161,7 @@ def show(settings: Settings, pipeline_id: UUID) -> None:
     say_json(call(settings, lambda c: c.call("GET", f"{_PIPELINES}/{pipeline_id}", PipelineView)))
 
 
-@pipelines.command()
+@pipeline.command()
 @click.argument("pipeline_id", type=click.UUID)
 @click.pass_obj
 def delete(settings: Settings, pipeline_id: UUID) -> None:
@@ -169,7 +170,7 @@ def delete(settings: Settings, pipeline_id: UUID) -> None:
     say(f"{pipeline.pipeline_id}  {pipeline.name} is deleted")
 
 
-@pipelines.command()
+@pipeline.command()
 @click.argument("user_id", metavar="USER")
 @click.argument("launches_per_hour", type=click.IntRange(min=1), required=False)
 @click.pass_obj
@@ -181,12 +182,12 @@ def limit(settings: Settings, user_id: str, launches_per_hour: int | None) -> No
         say(f"{user}  {counted(most, 'launch')} per hour")
 
 
-@click.group("scanner-lists")
-def scanner_lists() -> None:
+@click.group(cls=Noun)
+def scanner_list() -> None:
     """Manage lists of tickers that pipelines share."""
 
 
-@scanner_lists.command("list")
+@scanner_list.command("list")
 @as_json
 @click.pass_obj
 def list_lists(settings: Settings, as_json: bool) -> None:
@@ -199,7 +200,7 @@ def list_lists(settings: Settings, as_json: bool) -> None:
         say(_list_line(scanner_list))
 
 
-@scanner_lists.command("set")
+@scanner_list.command("set")
 @click.argument("name")
 @click.argument("tickers", nargs=-1, required=True)
 @click.pass_obj
@@ -214,7 +215,7 @@ def _list_line(scanner_list: ScannerListView) -> str:
     return f"{scanner_list.name}  {counted(tickers, 'ticker')}, {counted(users, 'pipeline')}"
 
 
-@scanner_lists.command("delete")
+@scanner_list.command("delete")
 @click.argument("name")
 @click.pass_obj
 def delete_list(settings: Settings, name: str) -> None:
@@ -224,12 +225,12 @@ def delete_list(settings: Settings, name: str) -> None:
     say(f"{name} is deleted")
 
 
-@click.group()
-def executions() -> None:
+@click.group(cls=Noun)
+def execution() -> None:
     """Show runs of pipelines."""
 
 
-@executions.command("list")
+@execution.command("list")
 @click.option("--pipeline", "pipeline_id", type=click.UUID, help="Only this pipeline's.")
 @click.option("--status", type=click.Choice(["PENDING", "RUNNING", "COMPLETED", "FAILED"]))
 @click.option("--limit", default=50, show_default=True)
@@ -255,7 +256,7 @@ def list_executions(
         say(f"{e.execution_id}  {e.status:<9} {e.pipeline}  {why}{error}")
 
 
-@executions.command("show")
+@execution.command("show")
 @click.argument("execution_id", type=click.UUID)
 @click.pass_obj
 def show_execution(settings: Settings, execution_id: UUID) -> None:
@@ -328,6 +329,3 @@ def _line(p: PipelineView) -> str:
     watched = p.scanner_list or ",".join((p.scanner_tickers or [])[:5]) or p.schedule
     state = "running" if p.running else "idle" if p.is_active else "inactive"
     return f"{p.pipeline_id}  {state:<8} {p.user_id}  {p.name}  {watched}"
-
-
-COMMANDS: tuple[Any, ...] = (pipelines, scanner_lists, executions)

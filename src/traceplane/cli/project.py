@@ -58,6 +58,3 @@ def _files(folder: Path) -> Iterator[tuple[Path, Path]]:
         if source.is_file() and "__pycache__" not in source.parts:
             place = source.relative_to(_FILES)
             yield source, folder / place.with_name(_RENAMED.get(place.name, place.name))
-
-
-COMMANDS = (init,)

@@ -14,6 +14,7 @@ import click
 
 from traceplane.cli.coverage import contents
 from traceplane.cli.cron import describe as describe_cron
+from traceplane.cli.grammar import Noun
 from traceplane.cli.output import (
     as_json,
     hand_on,
@@ -48,7 +49,12 @@ _SHOWN_ROWS = 1000
 _POLL_SECONDS = 1.0
 
 
-@click.command()
+@click.group(cls=Noun)
+def dataset() -> None:
+    """Query datasets, list them, compute their history."""
+
+
+@dataset.command()
 @click.argument("sql", required=False)
 @click.option(
     "--file",
@@ -268,29 +274,34 @@ def _interval(months: int, days: int, nanoseconds: int) -> str:
     return " ".join(parts)
 
 
-def _named(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+def _named(context: click.Context, parameter: click.Parameter, name: str) -> str:
     if name == "":
         raise click.BadParameter("the name is empty", ctx=context, param=parameter)
     return name
 
 
-@click.command()
-@click.argument("dataset", required=False, callback=_named)
+@dataset.command("list")
 @as_json
 @click.pass_obj
-def datasets(settings: Settings, dataset: str | None, as_json: bool) -> None:
-    """List datasets, or show one DATASET with its schema and the lineage of its columns."""
-    if dataset is None:
-        listed = call(settings, lambda c: c.call("GET", "/api/v1/datasets", CatalogResponse))
-        if as_json:
-            say_json(listed)
-            return
-        if not listed.datasets:
-            say("no datasets that you may see")
-        for d in listed.datasets:
-            say(f"{d.dataset}  {d.dag}@{d.version}  {contents(d)}")
+def list_(settings: Settings, as_json: bool) -> None:
+    """List datasets, with what they hold."""
+    listed = call(settings, lambda c: c.call("GET", "/api/v1/datasets", CatalogResponse))
+    if as_json:
+        say_json(listed)
         return
-    path = f"/api/v1/datasets/{quote(dataset, safe='')}"
+    if not listed.datasets:
+        say("no datasets that you may see")
+    for d in listed.datasets:
+        say(f"{d.dataset}  {d.dag}@{d.version}  {contents(d)}")
+
+
+@dataset.command()
+@click.argument("name", callback=_named)
+@as_json
+@click.pass_obj
+def show(settings: Settings, name: str, as_json: bool) -> None:
+    """Show the dataset NAME: its schema, the lineage of its columns, its jobs."""
+    path = f"/api/v1/datasets/{quote(name, safe='')}"
     shown = call(settings, lambda c: c.call("GET", path, DatasetDetail))
     if as_json:
         say_json(shown)
@@ -312,6 +323,3 @@ def datasets(settings: Settings, dataset: str | None, as_json: bool) -> None:
     for title, jobs in (("produced by", shown.produced_by), ("read by", shown.read_by)):
         if jobs:
             say(f"{title} {', '.join(jobs)}")
-
-
-COMMANDS: tuple[Any, ...] = (query, datasets)

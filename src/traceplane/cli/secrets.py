@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 from urllib.parse import quote
 
 import click
 
+from traceplane.cli.grammar import Noun
 from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
@@ -22,7 +22,7 @@ from traceplane.wire.secrets import (
 )
 
 
-@click.group()
+@click.group(cls=Noun)
 def secret() -> None:
     """Set, list and remove secrets. Nothing shows their values."""
 
@@ -133,17 +133,17 @@ def _setters(roles: list[str]) -> str:
     return f"set by admins{''.join(f', {role}' for role in roles)}"
 
 
-@secret.command("remove")
+@secret.command("delete")
 @click.argument("name")
 @as_json
 @click.pass_obj
-def remove(settings: Settings, name: str, as_json: bool) -> None:
-    """Remove the secret NAME with all its versions. Tasks that need it fail from now on."""
+def delete(settings: Settings, name: str, as_json: bool) -> None:
+    """Delete the secret NAME with all its versions. Tasks that need it fail from now on."""
     answer = call(settings, lambda c: c.call("DELETE", _path(name), SecretRemoved))
     if as_json:
         say_json(answer)
     else:
-        say(f"{answer.name} is removed")
+        say(f"{answer.name} is deleted")
 
 
 def _path(name: str) -> str:
@@ -176,6 +176,3 @@ def _read_value(name: str) -> str:
             "secret.bad_value", "the value is empty", next_step="check what was written to standard input"
         )
     return value
-
-
-COMMANDS: tuple[Any, ...] = (secret,)

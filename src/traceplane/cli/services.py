@@ -7,7 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -251,6 +251,3 @@ def worker(settings: Settings, runtime: str, offers: str | None) -> None:
         grace=chosen.worker_drain_seconds + 60,
         hurry=hurry,
     )
-
-
-COMMANDS: tuple[Any, ...] = (up, delivery, dispatcher, gateway, sink, worker)

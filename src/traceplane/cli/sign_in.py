@@ -1,16 +1,16 @@
-"""`traceplane login`, `traceplane logout`, `traceplane sign-in` and `traceplane ui`."""
+"""`traceplane login`, `traceplane logout`, `traceplane provider` and `traceplane ui`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import quote
 
 import click
 
 from traceplane.cli import profile
+from traceplane.cli.grammar import Noun
 from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.whereabouts import call, explained
 from traceplane.errors import InvalidInput, Unauthenticated
@@ -133,14 +133,9 @@ def _forget(settings: Settings) -> None:
         before.replace(user)
 
 
-@click.group("sign-in")
-def sign_in() -> None:
-    """Set who may sign in, and with which identity providers."""
-
-
-@sign_in.group()
+@click.group(cls=Noun)
 def provider() -> None:
-    """Set, list and remove the identity providers of the organization."""
+    """Identity providers: who may sign in, and how."""
 
 
 @provider.command("set")
@@ -209,20 +204,20 @@ def list_(settings: Settings, as_json: bool) -> None:
                 f"  required: {', '.join(f'{claim}={value}' for claim, value in one.required_claims.items())}"
             )
     if not answer.providers:
-        say("There are no identity providers. Set one with `traceplane sign-in provider set NAME`.")
+        say("There are no identity providers. Set one with `traceplane provider set NAME`.")
 
 
-@provider.command("remove")
+@provider.command("delete")
 @click.argument("name")
 @as_json
 @click.pass_obj
-def remove(settings: Settings, name: str, as_json: bool) -> None:
-    """Remove the identity provider NAME. Sign-ins with its issuer end."""
+def delete(settings: Settings, name: str, as_json: bool) -> None:
+    """Delete the identity provider NAME. Sign-ins with its issuer end."""
     answer = call(settings, lambda c: c.call("DELETE", _path(name), ProviderRemoved))
     if as_json:
         say_json(answer)
     else:
-        say(f"{answer.name} is removed, and the sessions of its people have ended")
+        say(f"{answer.name} is deleted, and the sessions of its people have ended")
 
 
 def _path(name: str) -> str:
@@ -242,6 +237,3 @@ def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
 
 def _value(text: str) -> str | bool:
     return {"true": True, "false": False}.get(text, text)
-
-
-COMMANDS: tuple[Any, ...] = (login, logout, sign_in, ui)

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
+from traceplane.cli.grammar import Noun
 from traceplane.cli.output import say
 from traceplane.settings import Settings
 from traceplane.spark import s3_jars
 
 
-@click.group()
+@click.group(cls=Noun)
 def spark() -> None:
     """What Spark needs beside its package."""
 
@@ -29,6 +30,3 @@ def jars(settings: Settings, source: Path | None) -> None:
     folder = settings.spark_jars_folder
     count = s3_jars.fetch(folder) if source is None else s3_jars.copy(source, folder)
     say(f"{count} jars fetched; {len(s3_jars.installed(folder))} in {folder}")
-
-
-COMMANDS = (spark,)

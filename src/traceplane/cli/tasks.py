@@ -16,6 +16,7 @@ from traceplane.cli.coverage import contents, describe, say_why
 from traceplane.cli.cron import describe as describe_cron
 from traceplane.cli.failures import error_text, forgivable, logged, problems, unseen
 from traceplane.cli.failures import explained as failure_lines
+from traceplane.cli.grammar import Noun
 from traceplane.cli.output import as_json, say, say_json, say_json_line, say_lines
 from traceplane.cli.scopes import MAY_BE_NEGATIVE, parse_ends, without_options
 from traceplane.cli.whereabouts import call
@@ -44,7 +45,12 @@ in_range = click.option(
 )
 
 
-@click.command()
+@click.group(cls=Noun)
+def task() -> None:
+    """The units of work: their state, their output, another try."""
+
+
+@task.command("list")
 @click.option("--dag", help="Only this DAG's.")
 @click.option("--job", help="Only this job's.")
 @in_range
@@ -54,7 +60,7 @@ in_range = click.option(
 @click.option("--limit", default=50, show_default=True)
 @as_json
 @click.pass_obj
-def tasks(
+def list_(
     settings: Settings,
     dag: str | None,
     job: str | None,
@@ -124,7 +130,7 @@ def explain(settings: Settings, subject: str, scope: str | None, full: bool, as_
         say_lines(item)
 
 
-@click.command()
+@task.command()
 @click.argument("task_id", type=click.UUID)
 @click.option("--attempt", type=click.IntRange(min=1), help="Only this attempt's.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what the task writes, until it has ended.")
@@ -235,7 +241,7 @@ def of_a_dag(command: Any) -> Any:
     return click.argument("task_ids", nargs=-1, type=click.UUID)(command)
 
 
-@click.command()
+@task.command()
 @of_a_dag
 @click.option("--canceled", is_flag=True, help="With --dag: canceled tasks instead of dead ones.")
 @click.pass_obj
@@ -252,7 +258,7 @@ def retry(
     _change(settings, "retry", selection(task_ids, dag, job, range_, state=state))
 
 
-@click.command()
+@task.command()
 @of_a_dag
 @click.pass_obj
 def cancel(
@@ -262,34 +268,34 @@ def cancel(
     _change(settings, "cancel", selection(task_ids, dag, job, range_))
 
 
-@click.command()
+@task.command()
 @of_a_dag
+@click.pass_obj
+def ack(
+    settings: Settings, task_ids: tuple[UUID, ...], dag: str | None, job: str | None, range_: str | None
+) -> None:
+    """Acknowledge dead tasks: `status` no longer lists them."""
+    _change(settings, "acknowledge", selection(task_ids, dag, job, range_))
+
+
+@task.command()
+@click.option("--dag", help="Only this DAG's.")
+@click.option("--job", help="Only this job's.")
+@in_range
 @click.option("--all", "all_", is_flag=True, help="Include those that need no action.")
-@click.option("--ack", is_flag=True, help="Acknowledge them: status no longer lists them.")
 @click.option("--limit", default=50, show_default=True)
 @as_json
 @click.pass_obj
 def dead(
     settings: Settings,
-    task_ids: tuple[UUID, ...],
     dag: str | None,
     job: str | None,
     range_: str | None,
     all_: bool,
-    ack: bool,
     limit: int,
     as_json: bool,
 ) -> None:
-    """List dead tasks that need action, newest first, or acknowledge them."""
-    if ack:
-        _change(settings, "acknowledge", selection(task_ids, dag, job, range_))
-        return
-    if task_ids:
-        raise InvalidInput(
-            "cli.which_tasks",
-            "ids need --ack; the list takes --dag, --job and --range",
-            next_step="add --ack, or see one task with `traceplane explain`",
-        )
+    """List dead tasks that need action, newest first."""
     start, end = parse_ends(range_) if range_ is not None else (None, None)
     standing = None if all_ else "open"
     filters = {"dag": dag, "job": job, "start": start, "end": end, "standing": standing}
@@ -319,14 +325,3 @@ def status(settings: Settings, as_json: bool) -> None:
         say(f"{d.dataset}: {contents(d)}{held}")
     if (rest := forgivable(answer)) is not None:
         say(rest)
-
-
-COMMANDS: tuple[Any, ...] = (
-    tasks,
-    dead,
-    explain,
-    logs,
-    retry,
-    cancel,
-    status,
-)

@@ -94,6 +94,3 @@ def _rates(now: Reading, before: Reading | None, dataset: str) -> tuple[str, str
 def _rate(grown: int, seconds: float) -> str:
     per_second = grown / seconds
     return "·" if grown == 0 else f"{per_second:.1f}" if abs(per_second) < 100 else f"{per_second:,.0f}"
-
-
-COMMANDS = (top,)

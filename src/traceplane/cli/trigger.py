@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
+from traceplane.cli.grammar import Noun
 from traceplane.cli.services import configure, with_database
 from traceplane.runtime.process import run_process
 from traceplane.settings import Settings, with_unprefixed
 
 
-@click.group()
+@click.group(cls=Noun)
 def trigger() -> None:
     """Run and diagnose the trigger, which launches pipelines for signals."""
 
@@ -26,6 +25,3 @@ def run(settings: Settings) -> None:
     configure(settings, "trigger")
     chosen = with_database(settings)
     run_process(lambda stop: process.run(chosen, stop))
-
-
-COMMANDS: tuple[Any, ...] = (trigger,)

@@ -120,7 +120,7 @@ def _not_testable(alert: str, why: str) -> InvalidInput:
         "alert.not_testable",
         f"the alert cannot be tested without Spark: {why}",
         value=alert,
-        next_step="deploy it and run `traceplane backfill`, which sends nothing, then see `traceplane alerts list`",
+        next_step="deploy it and run `traceplane backfill`, which sends nothing, then see `traceplane alert list`",
     )
 
 

@@ -128,7 +128,7 @@ class AlertApi:
                     "alert.unknown",
                     "there is no such alert",
                     value=str(alert_id),
-                    next_step="see `traceplane alerts list`",
+                    next_step="see `traceplane alert list`",
                 )
             (alert,) = found
             (view,) = await _views(tx, caller, found)
@@ -258,7 +258,7 @@ class AlertApi:
                     f"{MOST_SILENCES} silences hold in the organization",
                     value=asked.alert,
                     next_step="silence more alerts at once, with fewer values of their subjects; or end silences: "
-                    "see `traceplane alerts silences`",
+                    "see `traceplane alert silences`",
                 )
             caller.act.object["silence"] = str(made.silence_id)
         return _silence_view(made)
@@ -277,7 +277,7 @@ class AlertApi:
                     "silence.unknown",
                     "no such silence holds now",
                     value=str(silence_id),
-                    next_step="see `traceplane alerts silences`",
+                    next_step="see `traceplane alert silences`",
                 )
             await alert_views.unsilence(tx, caller.org_id, silence_id)
         return _silence_view(shown[0])
@@ -344,7 +344,7 @@ async def _refuse_unknown(
         "alert.unknown",
         "there is no alert of this name" if dag is None else f"the DAG {dag} has no alert of this name",
         value=alert[:200],
-        next_step=near(alert, names) or "see `traceplane alerts summary`",
+        next_step=near(alert, names) or "see `traceplane alert summary`",
     )
 
 

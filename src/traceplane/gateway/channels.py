@@ -103,7 +103,7 @@ class ChannelApi:
                 "channel.in_use",
                 f"{counted(waiting, 'message')} wait{'s' if waiting == 1 else ''} for the channel",
                 value=name,
-                next_step=f"wait for them, or drop them with it: `traceplane channel remove {name} --drop`",
+                next_step=f"wait for them, or drop them with it: `traceplane channel delete {name} --drop`",
             )
         telemetry.emit("channel.removed", name=name, org=caller.org, principal=caller.name, dropped=waiting)
         return ChannelRemoved(name, waiting)
@@ -156,7 +156,7 @@ def _in_use(name: str, alerts: Sequence[tuple[str, str]]) -> Conflict:
         f"deployed alerts are sent to the channel: {named}{more}",
         value=name,
         next_step="deploy them with other channels, or remove it all the same: "
-        f"`traceplane channel remove {name} --force`",
+        f"`traceplane channel delete {name} --force`",
     )
 
 

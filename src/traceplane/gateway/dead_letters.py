@@ -91,7 +91,7 @@ class DeadLetterApi:
                     "dead_letter.unknown",
                     "there is no dead letter of such a task",
                     value=str(task_id),
-                    next_step="see `traceplane dlq list`; `traceplane explain` says how the task stands",
+                    next_step="see `traceplane dead-letter list`; `traceplane explain` says how the task stands",
                 )
             (letter,) = await as_seen_by(tx, call.principal, letters, access)
             files = await buffers.letter_files(tx, task_id, _FILES_SHOWN)

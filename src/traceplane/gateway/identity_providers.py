@@ -101,6 +101,5 @@ def _unknown(name: str, stored: list[StoredProvider]) -> NotFound:
         "provider.unknown",
         "the organization has no identity provider of this name",
         value=name[:200],
-        next_step=near(name, [provider.name for provider in stored])
-        or "see `traceplane sign-in provider list`",
+        next_step=near(name, [provider.name for provider in stored]) or "see `traceplane provider list`",
     )

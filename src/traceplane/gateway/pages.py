@@ -1,7 +1,8 @@
-"""The web UI as files: one page for all its addresses, and assets whose names change with their content.
+"""The web UI and the docs as files: one page for all addresses of the UI, and assets whose names change with their
+content; the docs with a page for each.
 
 The page itself is public and holds nothing of anybody: its scripts ask the API, with the session of the browser.
-Everything is read once and kept in memory, compressed too.
+What is read is kept in memory, compressed too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from traceplane.http_service.routes import Reply
 
 BUILT = Path(__file__).with_name("ui")
 """Where `make setup` puts what it builds from the folder `ui` of the repository."""
+DOCS = Path(__file__).with_name("docs")
+"""Where it puts the docs site, from the folders `docs` and `docs_site`."""
 ADDRESSES = frozenset(
     {
         b"graph",
@@ -47,6 +50,7 @@ _PAGE_HEADERS = (
 )
 _REVALIDATED, _FOR_GOOD = b"no-cache", b"public, max-age=31536000, immutable"
 _WORTH_COMPRESSING = 1024
+_DOCS_ADDRESS = b"/docs/"
 _MISSING = """\
 <!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Traceplane</title></head>
@@ -57,6 +61,15 @@ In a clone of the repository, <code>make setup</code> builds them, and needs the
 run it again where the registry can be reached, then restart the gateway.</p>
 <p>The API is described at <a href="/openapi.json">/openapi.json</a>; the command <code>traceplane</code> and the Python
 client do all that the pages do.</p>
+</body></html>
+"""
+_NO_DOCS = """\
+<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Traceplane</title></head>
+<body>
+<h1>The docs are not built</h1>
+<p>They are in the wheel of a release. In a clone of the repository, <code>make docs</code> builds them from the folder
+<code>docs</code>, which can be read as it is; then restart the gateway.</p>
 </body></html>
 """
 
@@ -82,34 +95,60 @@ class _File:
         return Reply(self.content, self.content_type, 200, own)
 
 
+class _Docs:
+    """The docs site: hundreds of files, each of which is read when somebody asks for it."""
+
+    def __init__(self, folder: Path) -> None:
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        self._paths = {path.relative_to(folder).as_posix().encode(): path for path in files}
+        self._read: dict[bytes, _File] = {}
+
+    def find(self, name: bytes, headers: Mapping[bytes, bytes]) -> Reply | None:
+        if not self._paths:
+            return _unavailable(_NO_DOCS)
+        name = name or b"index.html"
+        path = self._paths.get(name)
+        if path is None:
+            return None
+        if name not in self._read:
+            self._read[name] = _file(path, _REVALIDATED)
+        return self._read[name].reply(headers)
+
+
 class Pages:
-    def __init__(self, page: _File | None, assets: Mapping[bytes, _File]) -> None:
-        self._page, self._assets = page, assets
+    def __init__(self, page: _File | None, assets: Mapping[bytes, _File], docs: _Docs) -> None:
+        self._page, self._assets, self._docs = page, assets, docs
 
     @classmethod
-    def built(cls, folder: Path = BUILT) -> Pages:
+    def built(cls, folder: Path = BUILT, docs: Path = DOCS) -> Pages:
         """What is there; without a page, `/` says so."""
         if not are_built(folder):
-            return cls(None, {})
+            return cls(None, {}, _Docs(docs))
         files = {
             _ASSETS + path.name.encode(): _file(path, _FOR_GOOD)
             for path in sorted((folder / "assets").iterdir())
             if path.is_file()
         }
-        return cls(_file(folder / "index.html", _REVALIDATED), files)
+        return cls(_file(folder / "index.html", _REVALIDATED), files, _Docs(docs))
 
     def find(self, path: bytes, headers: Mapping[bytes, bytes]) -> Reply | None:
         """The answer to a GET of this path, if it is one of the UI's."""
+        if path == _DOCS_ADDRESS[:-1]:
+            return Reply(b"", "text/plain; charset=utf-8", 308, ((b"location", _DOCS_ADDRESS),))
+        if path.startswith(_DOCS_ADDRESS):
+            return self._docs.find(path[len(_DOCS_ADDRESS) :], headers)
         if path.startswith(_ASSETS):
             asset = self._assets.get(path)
             return None if asset is None else asset.reply(headers)
         if path != b"/" and path[1:].partition(b"/")[0] not in ADDRESSES:
             return None
         if self._page is None:
-            return Reply(
-                _MISSING.encode(), "text/html; charset=utf-8", 503, ((b"cache-control", b"no-store"),)
-            )
+            return _unavailable(_MISSING)
         return self._page.reply(headers)
+
+
+def _unavailable(page: str) -> Reply:
+    return Reply(page.encode(), "text/html; charset=utf-8", 503, ((b"cache-control", b"no-store"),))
 
 
 def _file(path: Path, kept: bytes) -> _File:

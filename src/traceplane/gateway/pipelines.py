@@ -362,7 +362,7 @@ async def _execution(tx: Transaction, caller: Caller, execution_id: UUID) -> Exe
             "execution.unknown",
             "there is no such execution",
             value=str(execution_id),
-            next_step="see `traceplane executions list`",
+            next_step="see `traceplane execution list`",
         )
     (view,) = await _execution_views(tx, caller, rows)
     return view
@@ -455,7 +455,7 @@ def _no_pipeline(pipeline_id: UUID) -> NotFound:
         "pipeline.unknown",
         "there is no such pipeline",
         value=str(pipeline_id),
-        next_step="see `traceplane pipelines list`",
+        next_step="see `traceplane pipeline list`",
     )
 
 
@@ -464,7 +464,7 @@ def _no_list(name: str) -> NotFound:
         "scanner_list.unknown",
         "there is no such list of tickers",
         value=name,
-        next_step="see `traceplane scanner-lists list`",
+        next_step="see `traceplane scanner-list list`",
     )
 
 

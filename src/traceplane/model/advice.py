@@ -56,7 +56,7 @@ _SURROUNDINGS = {
     " again, and so does `traceplane emit DATASET SCOPE --emission NAME` for a source, with a NAME that it has not had;"
     " or deploy a corrected job, which computes its scopes again",
     "commit.file_unreadable": "check that dispatcher and workers use the same object store",
-    "files.missing": "if the file is gone for good, acknowledge the task with `traceplane dead --ack`; otherwise put"
+    "files.missing": "if the file is gone for good, acknowledge the task with `traceplane task ack`; otherwise put"
     " it back",
     "files.not_allowed": "add it to the setting of gateways, dispatchers and workers, and restart them",
     "files.unavailable": "check that it exists, is mounted, and that the platform's user may read it",
@@ -220,7 +220,9 @@ def advice(
 def letter_step(code: str, *, task_id: object, step: str | None, why_not: str | None) -> str:
     """What to do about a dead letter. `step`: the next step that the error itself names. `why_not`: why it cannot be
     replayed now."""
-    replay, retry, drop = (f"`traceplane {verb} {task_id}`" for verb in ("dlq replay", "retry", "dlq drop"))
+    replay, retry, drop = (
+        f"`traceplane {verb} {task_id}`" for verb in ("dead-letter replay", "retry", "dead-letter drop")
+    )
     match why_not:
         case "busy":
             return _sentences("another task is working on its scope: wait for it, and look again")

@@ -232,7 +232,7 @@ def _paused(facts: ExplainFacts) -> list[Reason]:
         Reason(
             "paused",
             f"Job {facts.job} has been paused by {facts.paused_by} since {since}{why}; "
-            f"`traceplane jobs resume {facts.dag} {facts.job}` lets its tasks run.",
+            f"`traceplane job resume {facts.dag} {facts.job}` lets its tasks run.",
         )
     ]
 
@@ -270,7 +270,7 @@ def _dead(facts: ExplainFacts) -> list[Reason]:
         )
     ]
     if facts.dead_letter:
-        show = f"`traceplane dlq show {facts.task_id}`"
+        show = f"`traceplane dead-letter show {facts.task_id}`"
         reasons.append(Reason("dead_letter", f"The rows that it computed are kept as a dead letter: {show}."))
     reasons += [
         failed_check(check["check"], check["problem"], check.get("sample") or ())

@@ -56,7 +56,7 @@ STALE_DATASET = Definition(
 DEAD_DELIVERIES = Definition(
     "dead_deliveries", Severity.ERROR, ("channel",), ("messages", "code"),
     "Messages do not reach the channel {channel}",
-    "The error is {fields.code}. See `traceplane deliveries list --channel {channel} --state dead`.",
+    "The error is {fields.code}. See `traceplane message list --channel {channel} --state dead`.",
 )  # fmt: skip
 DISK = Definition(
     "disk", Severity.CRITICAL, ("folder",), ("free_mb",),

@@ -226,7 +226,7 @@ def some_columns(dataset: PinnedDataset, caller: QueryCaller) -> list[SchemaColu
         step = "ask for a token issued with --pii"
     elif dataset.source is not None:
         problem = f"the dataset has no rows: it consists of the events of source {dataset.source}"
-        step = f"query a dataset that a job computes from it; `traceplane datasets {name}` names the jobs"
+        step = f"query a dataset that a job computes from it; `traceplane dataset show {name}` names the jobs"
     else:
         problem = "the dataset has no rows yet, and its DAG file declares no columns"
         step = "wait for its first rows, or declare its columns in the DAG file"

@@ -54,7 +54,7 @@ _KINDS: dict[str, type[TraceplaneError]] = {
     "query.engine_failed": PlatformError,
 }
 _NEXT_STEPS = {
-    "query.invalid": "correct what is named; `traceplane datasets NAME` lists the columns of a dataset",
+    "query.invalid": "correct what is named; `traceplane dataset show NAME` lists the columns of a dataset",
     "query.too_large": "aggregate, filter, or add a LIMIT; or run it on Spark with --to-dataset",
     "query.out_of_memory": "read fewer rows or columns, or run it on Spark with --to-dataset",
     "query.timeout": "read fewer rows or columns, or run it on Spark with --to-dataset",

@@ -186,7 +186,7 @@ def _unknown_roles(dag: Dag, known: Collection[str]) -> Iterator[str]:
                     naming.setdefault((field, role), []).append(dataset.dataset_id)
     for (field, role), (first, *others) in naming.items():
         more = f" and {counted(len(others), 'more dataset')}" if others else ""
-        step = nearest(role, known) or "define it with `traceplane role define`"
+        step = nearest(role, known) or "define it with `traceplane role set`"
         yield f"{field} of {first}{more}: the organization has no role {role!r}; {step}"
 
 

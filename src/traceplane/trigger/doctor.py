@@ -177,7 +177,7 @@ def _pipelines(facts: Facts) -> Iterator[Finding]:
             "problem",
             "no_pipelines",
             "No pipeline has trigger_mode 'signal'.",
-            "create one with `traceplane pipelines create`",
+            "create one with `traceplane pipeline create`",
         )
         return
     if not counts.active:
@@ -185,7 +185,7 @@ def _pipelines(facts: Facts) -> Iterator[Finding]:
             "problem",
             "none_active",
             f"None of the {counts.signal_pipelines} pipelines is active.",
-            "`traceplane pipelines update ID --active`",
+            "`traceplane pipeline update ID --active`",
         )
         return
     yield Finding("ok", "active", f"{counts.active} of {counts.signal_pipelines} pipelines are active.")

@@ -64,7 +64,7 @@ export function TriggersPage() {
           {filtered ? <A class="button" href="/triggers">Show all</A> : (
             <>
               <p>A pipeline names the tickers whose signals launch a job, or a schedule:</p>
-              <pre>traceplane pipelines create NAME --tickers AAPL --runs DAG/JOB</pre>
+              <pre>traceplane pipeline create NAME --tickers AAPL --runs DAG/JOB</pre>
             </>
           )}
         </Empty>

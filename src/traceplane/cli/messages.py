@@ -1,12 +1,13 @@
-"""`traceplane deliveries`: messages that were queued for channels."""
+"""`traceplane message`: messages that were queued for channels."""
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 from uuid import UUID
 
 import click
 
+from traceplane.cli.grammar import Noun
 from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.whereabouts import call
 from traceplane.model.counted import counted
@@ -22,12 +23,12 @@ from traceplane.wire.channels import (
 _PATH = "/api/v1/deliveries"
 
 
-@click.group()
-def deliveries() -> None:
+@click.group(cls=Noun)
+def message() -> None:
     """Messages that were queued for channels."""
 
 
-@deliveries.command("list")
+@message.command("list")
 @click.option("--channel", help="Only this channel's.")
 @click.option("--state", type=click.Choice(get_args(DeliveryState)), help="Only these.")
 @click.option("--before", type=click.IntRange(min=0), help="Continue behind an earlier page.")
@@ -65,7 +66,7 @@ _ids = click.argument("delivery_ids", type=click.UUID, nargs=-1)
 _channel = click.option("--channel", help="All of this channel, instead of ids.")
 
 
-@deliveries.command()
+@message.command()
 @_ids
 @_channel
 @as_json
@@ -78,7 +79,7 @@ def replay(settings: Settings, delivery_ids: tuple[UUID, ...], channel: str | No
     _change(settings, "replay", delivery_ids, channel, as_json, done="queued again", none="no dead messages")
 
 
-@deliveries.command()
+@message.command()
 @_ids
 @_channel
 @as_json
@@ -114,6 +115,3 @@ def _change(
             say(f"{counted(retracted, 'message')} withdrawn instead: the alert was retracted meanwhile")
     if not changed:
         raise SystemExit(1)
-
-
-COMMANDS: tuple[Any, ...] = (deliveries,)

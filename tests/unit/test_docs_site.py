@@ -1,0 +1,134 @@
+"""The docs site as it is built: links that lead somewhere, nothing that the gateway's policy would refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from posixpath import normpath
+from urllib.parse import unquote
+
+import pytest
+
+from docs_site.build import BUILT, build
+from docs_site.site import ROOT, markdown_files
+from tests.raised_codes import codes
+from traceplane.gateway.pages import Pages
+
+
+@dataclass
+class Document(HTMLParser):
+    ids: list[str] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
+    forbidden: list[str] = field(default_factory=list)
+    titles: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if given.get("id"):
+            self.ids.append(str(given["id"]))
+        if tag == "h1":
+            self.titles += 1
+        if tag in ("a", "link", "img", "script"):
+            self.links.append(str(given.get("href") or given.get("src") or ""))
+        if tag == "style" or (tag == "script" and "src" not in given):
+            self.forbidden.append(f"<{tag}>")
+        if tag != "a" and re.match(r"[a-z]+:", str(given.get("href") or given.get("src") or "")):
+            self.forbidden.append(f"<{tag}> of another host")
+        self.forbidden += [name for name in given if name == "style" or name.startswith("on")]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    if BUILT.is_dir():
+        shutil.copytree(BUILT, folder)  # coloured files of the repository are taken over
+    build(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def documents(site: Path) -> dict[str, Document]:
+    parsed = {}
+    for path in site.rglob("*.html"):
+        document = parsed[path.relative_to(site).as_posix()] = Document()
+        document.feed(path.read_text())
+    return parsed
+
+
+def test_every_markdown_file_is_a_page_with_one_title(documents: dict[str, Document]) -> None:
+    addresses = markdown_files().values()
+    assert len(set(addresses)) == len(addresses)
+    assert {name: documents[name].titles for name in addresses} == dict.fromkeys(addresses, 1)
+
+
+def test_every_link_and_anchor_leads_somewhere(site: Path, documents: dict[str, Document]) -> None:
+    dead = []
+    for name, document in documents.items():
+        assert len(set(document.ids)) == len(document.ids), name
+        for link in document.links:
+            if re.match(r"[a-z]+:", link) or link == "/":
+                continue
+            file, _, anchor = link.partition("#")
+            target = normpath(str(Path(name).parent / file)) if file else name
+            if not (site / target).is_file() or (anchor and unquote(anchor) not in documents[target].ids):
+                dead.append(f"{name}: {link}")
+    assert dead == []
+
+
+def test_no_page_has_what_the_policy_forbids(documents: dict[str, Document]) -> None:
+    assert {name: document.forbidden for name, document in documents.items() if document.forbidden} == {}
+
+
+def test_reading_on_and_on_passes_every_page_of_the_navigation_once(site: Path) -> None:
+    index = (site / "index.html").read_text()
+    listed = re.findall(r'<li><a href="([^"]+)"', index.partition("<main")[0])
+    assert len(listed) == len(set(listed))
+    here, passed = "index.html", []
+    while found := re.search(r'<a rel="next" class="next" href="([^"]+)"', (site / here).read_text()):
+        here = normpath(str(Path(here).parent / found[1]))
+        assert here not in passed
+        passed.append(here)
+    assert set(listed) <= set(passed)
+    docs = {address for name, address in markdown_files().items() if name.startswith("docs/")}
+    assert docs - {"index.html"} <= set(passed)
+
+
+def test_each_test_of_a_guarantee_is_a_link_to_its_line(site: Path) -> None:
+    named = set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/guarantees.md").read_text()))
+    page = (site / "guarantees.html").read_text()
+    linked = re.findall(r'href="source/([^"#]+)\.html#L(\d+)" title="[^"]+::(\w+)"', page)
+    assert {(path, name) for path, _, name in linked} == named
+    for path, line, name in linked:
+        assert f"def {name}(" in (ROOT / path).read_text().splitlines()[int(line) - 1]
+
+
+def test_the_search_knows_every_page_and_every_error_code(site: Path) -> None:
+    _, _, listed = (site / "search.js").read_text().partition(" = ")
+    pages = {address: parts for address, _, _, parts in json.loads(listed)}
+    assert set(pages) == set(markdown_files().values()) - {"changelog.html"}
+    assert {title for _, title, _ in pages["reference/errors.html"]} >= set(codes())
+
+
+def test_the_gateway_serves_the_site_under_the_policy_of_its_pages(tmp_path: Path, site: Path) -> None:
+    pages = Pages.built(tmp_path, site)
+    moved = pages.find(b"/docs", {})
+    assert moved is not None
+    assert (moved.status, dict(moved.headers)[b"location"]) == (308, b"/docs/")
+    for path in (b"/docs/", b"/docs/index.html", b"/docs/reference/errors.html"):
+        page = pages.find(path, {b"accept-encoding": b"gzip"})
+        assert page is not None
+        headers = dict(page.headers)
+        assert b"script-src 'self'" in headers[b"content-security-policy"]
+        assert (page.content_type, headers[b"content-encoding"]) == ("text/html; charset=utf-8", b"gzip")
+    for path in (b"/docs/nothing.html", b"/docs/../pages.py", b"/docs//etc/passwd", b"/docsx"):
+        assert pages.find(path, {}) is None
+    missing = Pages.built(tmp_path, tmp_path / "none").find(b"/docs/", {})
+    assert missing is not None
+    assert (missing.status, b"make docs" in missing.body) == (503, True)
