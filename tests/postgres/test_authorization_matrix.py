@@ -81,6 +81,7 @@ GATEWAY = {
     "GET /api/v1/datasets/{dataset_id}": READER,
     "GET /api/v1/datasets/{dataset_id}/explain": READER,
     "GET /api/v1/datasets/{dataset_id}/coverage": READER,
+    "GET /api/v1/datasets/{dataset_id}/column-lineage": READER,
     "GET /api/v1/status": READER,
     "GET /iceberg/v1/config": READER,
     "GET /iceberg/v1/{prefix}/namespaces": READER,

@@ -62,6 +62,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "dag list": (READER, []),
     "dag show": (READER, ["shop"]),
     "job list": (READER, []),
+    "dataset lineage": (READER, ["shop.out", "n"]),
     "event list": (READER, []),
     "event effects": (READER, [ID]),
     "event emit": (WRITER, ["shop.in", "1"]),

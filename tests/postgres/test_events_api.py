@@ -191,3 +191,47 @@ async def test_events_are_listed_newest_first_page_by_page(shop: Shop) -> None:
 )
 async def test_what_cannot_be_asked_for_is_refused(shop: Shop, path: str, code: str) -> None:
     assert (await shop.get(f"/api/v1/{path}"))[1]["error"]["code"] == code
+
+
+# One column ------------------------------------------------------------------------------------------
+
+COLUMNS = """
+version: 1
+dag: cash
+datasets:
+  cash.paid: {columns: [{name: n, type: bigint}, {name: amount, type: bigint}, {name: payer, type: string}]}
+  cash.sums: {storage: virtual, sql: "select n, amount * 2 as twice, payer from cash.paid"}
+  cash.top: {storage: virtual, sql: "select max(twice) as most, payer as who from cash.sums group by payer"}
+  cash.hidden: {storage: virtual, read_roles: [finance], sql: "select twice as found from cash.sums"}
+jobs:
+- {name: paid, activation: source, source: {kind: manual}, outputs: [{dataset: cash.in}]}
+- name: copy
+  runtime: python
+  operator: python
+  inputs: [{from: {dataset: cash.in}}]
+  outputs: [{dataset: cash.paid}]
+  config: {entrypoint: "basic:copy"}
+"""
+
+
+async def test_a_column_is_followed_up_and_down(shop: Shop) -> None:
+    await shop.http.plane.deploy(COLUMNS)
+    reader = await shop.http.token(Role.READER)
+
+    async def of(dataset: str, column: str, token: str) -> dict[str, list[str]]:
+        status, answer = await shop.get(f"/api/v1/datasets/{dataset}/column-lineage?column={column}", token)
+        assert status == 200, answer
+        return {f"{c['dataset']}.{c['column']}": c.get("derived_from", []) for c in answer["columns"]}
+
+    seen = {
+        "cash.paid.amount": [],
+        "cash.sums.twice": ["cash.paid.amount"],
+        "cash.top.most": ["cash.sums.twice"],
+    }
+    assert await of("cash.sums", "Twice", reader) == seen
+    assert await of("cash.paid", "amount", shop.admin) == seen | {"cash.hidden.found": ["cash.sums.twice"]}
+    assert await of("cash.top", "most", reader) == seen
+    status, answer = await shop.get("/api/v1/datasets/cash.paid/column-lineage?column=no", reader)
+    assert (status, answer["error"]["code"]) == (404, "dataset.no_column")
+    status, answer = await shop.get("/api/v1/datasets/cash.hidden/column-lineage?column=found", reader)
+    assert (status, answer["error"]["code"]) == (404, "dataset.unknown")

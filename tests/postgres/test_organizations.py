@@ -251,6 +251,9 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
         "GET /api/v1/datasets/{dataset_id}/coverage": [
             (f"/api/v1/datasets/{name}/coverage", None) for name in ("shop.mid", f"{MARK}.in")
         ],
+        "GET /api/v1/datasets/{dataset_id}/column-lineage": [
+            (f"/api/v1/datasets/{name}/column-lineage?column=n", None) for name in ("shop.mid", f"{MARK}.in")
+        ],
         "GET /api/v1/status": [("/api/v1/status", None)],
         "GET /iceberg/v1/config": [("/iceberg/v1/config?warehouse=live", None)],
         "GET /iceberg/v1/{prefix}/namespaces": [("/iceberg/v1/live/namespaces", None)],

@@ -160,6 +160,7 @@ def uses(folder: Path) -> dict[str, list[Callable[[Client], Any]]]:
         "datasets.all": [lambda c: c.datasets.all()],
         "datasets.get": [lambda c: c.datasets.get("t/in ö")],
         "datasets.coverage": [lambda c: c.datasets.coverage("t.in", 1, 2, cells=10)],
+        "datasets.column_lineage": [lambda c: c.datasets.column_lineage("t.in", "n")],
         "datasets.explain": [lambda c: c.datasets.explain("t.in", 1, 2)],
         "webhooks.all": [lambda c: c.webhooks.all()],
         "file_sources.all": [lambda c: c.file_sources.all()],

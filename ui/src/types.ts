@@ -621,3 +621,14 @@ export interface ExecutionView {
 export interface ExecutionsResponse {
   executions: ExecutionView[]
 }
+
+export interface DerivedColumn {
+  dataset: string
+  column: string
+  derived_from?: string[]
+}
+
+export interface ColumnLineage {
+  columns: DerivedColumn[]
+  cut?: boolean
+}

@@ -1,4 +1,4 @@
-"""`traceplane event list`: events that were accepted; `traceplane event effects`: everything that one of them caused."""
+"""`traceplane event list`: events that were accepted; `traceplane event effects`: all that one of them caused."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     browser_links       links that sign a browser in with the rights of a token
     changes             which things changed, as a stream, so that pages ask for those anew
     channels            channels of an organization, as its admins set and test them
+    column_lineage      one column followed through datasets, up and down
     coverage            why some positions of a dataset are missing, followed upstream
     coverage_strip      what a dataset holds, as a strip of cells
     cron_sources        cron sources: when each fires next, and when it last did

@@ -31,6 +31,7 @@ from traceplane.gateway.backfill import backfill
 from traceplane.gateway.browser_links import BrowserLinks, is_browser_token
 from traceplane.gateway.changes import ChangesApi
 from traceplane.gateway.channels import ChannelApi
+from traceplane.gateway.column_lineage import ColumnLineageApi
 from traceplane.gateway.coverage_strip import CoverageStripApi
 from traceplane.gateway.dead_letters import DeadLetterApi
 from traceplane.gateway.deliveries import DeliveryApi
@@ -200,6 +201,7 @@ class PublicApi:
             Route("GET", "/api/v1/datasets/{dataset_id}/explain", None, ScopeExplanation, self.explain_scope, READER,
                   "Why positions of a dataset are missing.", query=ScopeQuery),
             *CoverageStripApi().routes(),
+            *ColumnLineageApi().routes(),
             Route("GET", "/api/v1/status", None, StatusResponse, self.status, READER, "Counts and cursors."),
             *self.iceberg.routes(),
             *PipelineApi().routes(),

@@ -23,6 +23,8 @@ export interface DatasetNode {
   name: string
   dataset: GraphDataset
   view?: DatasetView
+  /** Commits or events a second, since the last look. */
+  rate?: number
   state: 'dead' | 'idle'
 }
 

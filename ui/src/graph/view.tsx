@@ -361,8 +361,9 @@ function detail(node: Node): string {
       if (node.dataset.storage === 'virtual') return 'virtual'
       const view = node.view
       if (!view) return node.dataset.storage
-      if (view.events !== undefined) return counted(view.events, 'event')
-      return `${view.at_most ? '≤ ' : ''}${brief(view.rows)} rows · ${bytes(view.bytes)}`
+      const rate = node.rate ? ` · ${node.rate < 10 ? node.rate.toFixed(1) : brief(Math.round(node.rate))}/s` : ''
+      if (view.events !== undefined) return `${counted(view.events, 'event')}${rate}`
+      return `${view.at_most ? '≤ ' : ''}${brief(view.rows)} rows${rate || ` · ${bytes(view.bytes)}`}`
     }
   }
 }
