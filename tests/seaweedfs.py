@@ -25,10 +25,10 @@ class SeaweedFS:
     """The user `platform` may do everything, and assume the roles `readers`, which may read, and `tasks`, which may
     write too. What it has is in a folder, so it can be killed and started again."""
 
-    def __init__(self, folder: Path, *, sts: bool = True) -> None:
-        """Without `sts` there are no roles."""
+    def __init__(self, folder: Path, *, sts: bool = True, session: str = "12h") -> None:
+        """Without `sts` there are no roles. `session`: how long credentials of a role last at most."""
         (folder / "data").mkdir(parents=True)
-        _configure(folder)
+        _configure(folder, session)
         self._folder, self._sts = folder, sts
         self._ports = {name: _port() for name in ("master.port", "volume.port", "filer.port", "s3.port")}
         self.port = self._ports["s3.port"]
@@ -77,7 +77,7 @@ def seaweedfs(folder: Path, *, sts: bool = True) -> Iterator[str]:
         server.kill()
 
 
-def _configure(folder: Path) -> None:
+def _configure(folder: Path, session: str) -> None:
     identity = {
         "name": "platform",
         "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
@@ -93,8 +93,8 @@ def _configure(folder: Path) -> None:
     }
     iam = {
         "sts": {
-            "tokenDuration": "1h",
-            "maxSessionLength": "12h",
+            "tokenDuration": session,
+            "maxSessionLength": session,
             "issuer": "seaweedfs-sts",
             "signingKey": "dGVzdC1zaWduaW5nLWtleS0zMi1jaGFyYWN0ZXJzLWxvbmc=",
         },

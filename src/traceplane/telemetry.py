@@ -139,6 +139,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("alerts_found_total", "counter", "Alerts found, whether they are sent or not."),
     Metric("alerts_suppressed_total", "counter", "Alerts that are not sent, by reason.", ("reason",)),
     Metric("alerts_retracted_total", "counter", "Alerts whose cause is gone."),
+    Metric("openlineage_events_total", "counter", "OpenLineage events, by outcome.", ("outcome",)),
+    Metric("openlineage_lag_seconds", "gauge", "Age of the oldest OpenLineage event not yet sent."),
     Metric("celery_messages_total", "counter", "Executions announced to Celery workers."),
     Metric("datasets_stale_total", "counter", "Datasets that became older than their freshness allows."),
     Metric("cron_ticks_fired_total", "counter", "Ticks of cron sources that fired."),

@@ -60,6 +60,8 @@ _SURROUNDINGS = {
     " it back",
     "files.not_allowed": "add it to the setting of gateways, dispatchers and workers, and restart them",
     "files.unavailable": "check that it exists, is mounted, and that the platform's user may read it",
+    "operator.executors_lack_traceplane": "install the worker's version of Traceplane for the executors' Python; the"
+    " task is retried",
     "operator.input_unreadable": "restore the file, or recompute its scope with `traceplane backfill`",
     "operator.package_broken": "correct or upgrade the package on the workers and restart them; tasks are retried",
     "operator.package_missing": "install the package on the workers and restart them; tasks are retried",
