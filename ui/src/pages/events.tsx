@@ -289,25 +289,27 @@ function Tree({ root, from, to, closed, toggle, loadMore }: TreeProps) {
     }
     return visible
   }, [root, closed])
-  const here = rows.some((row) => !row.more && row.node.key === focused) ? focused : root.key
+  const keyOf = (row: { node: Node; more: boolean }) => (row.more ? `${row.node.key} more` : row.node.key)
+  const here = rows.some((row) => keyOf(row) === focused) ? focused : root.key
   useEffect(() => setFocused(root.key), [root.key])
   const move = (key: string) => {
     setFocused(key)
     document.querySelector<HTMLElement>(`[data-effect="${CSS.escape(key)}"]`)?.focus()
   }
-  const onKeyDown = (event: KeyboardEvent, node: Node) => {
+  const onKeyDown = (event: KeyboardEvent, node: Node, more: boolean) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target !== event.currentTarget) return
-    const own = rows.filter((row) => !row.more)
-    const at = own.findIndex((row) => row.node.key === node.key)
+    const at = rows.findIndex((row) => row.node === node && row.more === more)
     const parent = node.key.slice(0, node.key.lastIndexOf('/'))
     const open = !closed.has(node.key)
-    if (event.key === 'ArrowDown' && own[at + 1]) move(own[at + 1]!.node.key)
-    else if (event.key === 'ArrowUp' && own[at - 1]) move(own[at - 1]!.node.key)
-    else if (event.key === 'Home') move(own[0]!.node.key)
-    else if (event.key === 'End') move(own.at(-1)!.node.key)
-    else if (event.key === 'ArrowRight' && node.below.length) open ? move(node.below[0]!.key) : toggle(node.key, true)
-    else if (event.key === 'ArrowLeft') node.below.length && open ? toggle(node.key, false) : parent && move(parent)
-    else if (event.key === 'Enter') go(linkOf(node))
+    if (event.key === 'ArrowDown' && rows[at + 1]) move(keyOf(rows[at + 1]!))
+    else if (event.key === 'ArrowUp' && rows[at - 1]) move(keyOf(rows[at - 1]!))
+    else if (event.key === 'Home') move(root.key)
+    else if (event.key === 'End') move(keyOf(rows.at(-1)!))
+    else if (more && (event.key === 'Enter' || event.key === ' ')) loadMore(node)
+    else if (more && event.key === 'ArrowLeft') move(node.key)
+    else if (!more && event.key === 'ArrowRight' && node.below.length) open ? move(node.below[0]!.key) : toggle(node.key, true)
+    else if (!more && event.key === 'ArrowLeft') node.below.length && open ? toggle(node.key, false) : parent && move(parent)
+    else if (!more && event.key === 'Enter') go(linkOf(node))
     else return
     event.preventDefault()
   }
@@ -325,15 +327,15 @@ function Tree({ root, from, to, closed, toggle, loadMore }: TreeProps) {
       <div role="tree" aria-label="What it caused">
         {rows.map(({ node, more }) =>
           more ? (
-            <div key={`${node.key} more`} class="effect-more" role="none" style={{ paddingLeft: `${indent(node.level + 1)}px` }}>
-              <Button look="ghost" icon="plus" onClick={() => loadMore(node)}>
-                {node.effect.left_out! >= MOST_COUNTED ? '1,000 or more' : count(node.effect.left_out!)} more of {nameOf(node)}
-              </Button>
+            <div key={`${node.key} more`} class="effect-more" role="treeitem" data-effect={`${node.key} more`} aria-level={node.level + 1}
+              tabIndex={`${node.key} more` === here ? 0 : -1} style={{ paddingLeft: `${indent(node.level + 1) + 40}px` }} onClick={() => loadMore(node)}
+              onFocus={() => setFocused(`${node.key} more`)} onKeyDown={(event) => onKeyDown(event, node, true)}>
+              <Icon name="plus" /> {node.effect.left_out! >= MOST_COUNTED ? '1,000 or more' : count(node.effect.left_out!)} more of {nameOf(node)}
             </div>
           ) : (
             <div key={node.key} class={`effect effect-${node.effect.event ? 'event' : 'task'}`} role="treeitem" data-effect={node.key}
               aria-level={node.level} aria-expanded={node.below.length ? !closed.has(node.key) : undefined} aria-label={spoken(node)}
-              tabIndex={node.key === here ? 0 : -1} onFocus={() => setFocused(node.key)} onKeyDown={(event) => onKeyDown(event, node)}>
+              tabIndex={node.key === here ? 0 : -1} onFocus={() => setFocused(node.key)} onKeyDown={(event) => onKeyDown(event, node, false)}>
               <span class="effect-name" style={{ paddingLeft: `${indent(node.level)}px` }}>
                 <button type="button" class="fold" tabIndex={-1} aria-hidden="true" disabled={!node.below.length} onClick={() => toggle(node.key)}>
                   {node.below.length > 0 && <Icon name={closed.has(node.key) ? 'right' : 'down'} />}

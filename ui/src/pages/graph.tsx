@@ -275,7 +275,7 @@ function Columns({ dataset, lineage }: { dataset: string; lineage: Loaded<Column
   return (
     <div class="names">
       <h3>Columns</h3>
-      <ul class="columns-list" role="group" aria-label="Follow a column">
+      <ul class="columns-list" aria-label="Follow a column">
         {data.columns.map((one) => {
           const isChosen = one.name.toLowerCase() === chosen.toLowerCase()
           return (
