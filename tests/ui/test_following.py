@@ -48,9 +48,9 @@ async def test_an_event_is_followed_through_everything_it_caused(visitor: Visito
     await rows.get_by_role("link").first.click()
     tree = page.get_by_role("tree")
     await expect(
-        tree.get_by_role("treeitem", name="Task clean 7: completed, committed 120 rows")
+        tree.get_by_role("treeitem", name="Task clean 7: completed, committed 1 row")
     ).to_be_visible()
-    await expect(tree.get_by_role("treeitem", name="Task signals 7")).to_be_visible()
+    await expect(tree.get_by_role("treeitem", name="Task enrich__scopes 7")).to_be_visible()
     await visitor.audit("effects")
     # With the keyboard: into the tree, down, folded, to the task.
     await page.get_by_role("treeitem").first.focus()
@@ -103,7 +103,7 @@ async def test_a_file_is_planned_as_a_graph(visitor: Visitor) -> None:
         page.get_by_role("button", name=re.compile("^Job clean of shop: .*, changed in place$"))
     ).to_be_visible()
     await expect(
-        page.get_by_role("button", name=re.compile("^Job fraud of shop: .*, changed, computed anew$"))
+        page.get_by_role("button", name=re.compile("^Job fraud of shop: .*, breaking change$"))
     ).to_be_visible()
     await visitor.audit("plan")
     await page.get_by_label("DAG file").fill("version: 1\ndag: shop\njobs: 7\n")
@@ -132,7 +132,7 @@ async def test_pipelines_are_seen_and_paused(visitor: Visitor) -> None:
         "insert into pipelines (org_id, user_id, name, trigger_mode, scanner_tickers, signal_subscriptions, rules,"
         " config, launches_per_hour) select org_id, 'ada', 'breakouts', 'signal', array['AAPL', 'MSFT'],"
         ' \'[{"signal_type": "BREAKOUT", "direction": "BULLISH", "min_confidence": 80}]\','
-        ' \'{"market_hours": "XNYS"}\', \'{"dag": "runs", "job": "run"}\', 20 from orgs where slug = \'default\''
+        ' \'{"market_hours": "NYSE"}\', \'{"dag": "runs", "job": "run"}\', 20 from orgs where slug = \'default\''
     )
     await plane.sql(
         "insert into executions (pipeline_id, target, signal_id, signal, status, created_at, started_at,"

@@ -303,7 +303,7 @@ const MARKS: Record<string, IconName> = { running: 'running', dead: 'cross', hel
 
 export const SAID_OF_CHANGE: Record<Change, string> = {
   added: 'added',
-  breaking: 'changed, computed anew',
+  breaking: 'breaking change',
   rebuilt: 'computed anew',
   in_place: 'changed in place',
   removed: 'removed',

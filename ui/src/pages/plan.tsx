@@ -13,7 +13,7 @@ import type { GraphJob, GraphResponse, JobChangeView, PlanResponse, PlanSteps } 
 
 const WORDS: Record<Change, string> = {
   added: 'Added',
-  breaking: 'Changed, computed anew',
+  breaking: 'Breaking change',
   rebuilt: 'Computed anew',
   in_place: 'Changed in place',
   removed: 'Removed',

@@ -14,6 +14,7 @@ const EXECUTIONS_SHOWN = 100
 const RECENT = 1000
 const MINUTES = 60
 const STATUSES = ['PENDING', 'RUNNING', 'COMPLETED', 'FAILED']
+const IN_WORDS: Record<string, string> = { PENDING: 'Waiting', RUNNING: 'Running', COMPLETED: 'Completed', FAILED: 'Failed' }
 const AS_TASKS: Record<string, string> = { PENDING: 'queued', RUNNING: 'running', COMPLETED: 'completed', FAILED: 'dead' }
 
 export function TriggersPage() {
@@ -165,7 +166,7 @@ function Executions({ of }: { of: ExecutionView[] }) {
         <tbody>
           {of.map((one) => (
             <tr key={one.execution_id}>
-              <td><State of={AS_TASKS[one.status]!} /></td>
+              <td><State of={AS_TASKS[one.status]!} text={IN_WORDS[one.status]} /></td>
               <td>{one.target === 'task' ? <A class="strong" href={address.task(one.execution_id)}>{one.pipeline}</A> : <span class="strong">{one.pipeline}</span>}</td>
               <td class="wrap">{because(one)}</td>
               <td><Time at={one.created_at} /></td>
