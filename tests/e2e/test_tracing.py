@@ -1,4 +1,5 @@
-"""One trace follows an event through every process: event, task, attempt, the next event, and so on."""
+"""One trace follows an event through every process: event, task, attempt, the next event, and so on. And every process
+sends its metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from tests.e2e.test_first_path import CHAIN
 from tests.platform import Platform, until
@@ -27,10 +30,13 @@ class Collector:
 
     def __init__(self) -> None:
         self.spans: list[SeenSpan] = []
+        self.metrics: dict[tuple[str, str], dict[str, Metric]] = {}
+        """The last ones by service and instance."""
 
     async def start(self, port: int) -> web.AppRunner:
         app = web.Application()
         app.router.add_post("/v1/traces", self.receive)
+        app.router.add_post("/v1/metrics", self.receive_metrics)
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port).start()
@@ -47,6 +53,18 @@ class Collector:
                     SeenSpan(s.name, service, s.trace_id, s.span_id, s.parent_span_id) for s in scope.spans
                 ]
         return web.Response()
+
+    async def receive_metrics(self, request: web.Request) -> web.Response:
+        batch = ExportMetricsServiceRequest.FromString(await request.read())
+        for resource in batch.resource_metrics:
+            named = {a.key: a.value.string_value for a in resource.resource.attributes}
+            sent = {m.name: m for scope in resource.scope_metrics for m in scope.metrics}
+            self.metrics[named["service.name"], named["service.instance.id"]] = sent
+        return web.Response()
+
+    def of(self, service: str) -> dict[str, Metric]:
+        (sent,) = [metrics for (name, _), metrics in self.metrics.items() if name == service]
+        return sent
 
     def children(self, parent: SeenSpan, name: str) -> list[SeenSpan]:
         return [
@@ -82,3 +100,15 @@ async def test_a_trace_follows_an_event_across_processes(database_url: str, tmp_
         assert attempt.service == "worker"
         (current,) = collector.children(attempt, "event")
         assert current.service == "dispatcher"
+    for service in ("dispatcher", "gateway", "worker"):
+        assert collector.of(service)["process_cpu_seconds_total"].sum.data_points[0].as_double > 0
+    sent = collector.of("dispatcher")
+    completed = sent["traceplane_tasks_completed_total"].sum
+    assert completed.is_monotonic
+    by_job = {p.attributes[0].value.string_value: p.as_double for p in completed.data_points}
+    assert sorted(by_job.values()) == [1, 1]
+    (duration, _) = sent["traceplane_task_seconds"].histogram.data_points
+    assert sum(duration.bucket_counts) == duration.count == 1
+    assert len(duration.bucket_counts) == len(duration.explicit_bounds) + 1
+    assert duration.sum > 0
+    assert sent["traceplane_outbox_lag_seconds"].gauge.data_points

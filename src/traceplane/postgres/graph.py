@@ -39,8 +39,6 @@ class GraphJob:
     hold_threshold: float | None
     paused_by: str | None
     pause_reason: str | None
-    change: Change | None
-    """Of a job that is being built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +51,12 @@ class GraphDataset:
 
 async def jobs(tx: Transaction, org: str, dag: str | None, *, building: bool = False) -> list[GraphJob]:
     return await tx.rows_as(GraphJob, _SQL["jobs"], org, dag, building)
+
+
+async def changes(tx: Transaction, org: str, dag: str | None) -> dict[tuple[str, str], Change]:
+    """What jobs of versions that are being built are to those that serve, by DAG and job; without those that are the
+    same."""
+    return {(row["dag"], row["job"]): row["change"] for row in await tx.rows(_SQL["changes"], org, dag)}
 
 
 async def datasets(tx: Transaction, org: str) -> list[GraphDataset]:
