@@ -67,7 +67,7 @@ async def _run(url: str, other_url: str, progress: Progress) -> list[results.Row
     with tempfile.TemporaryDirectory(prefix="bench-s3-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         folder.chmod(0o755)
-        server = SeaweedFS(folder / "weed")
+        server = SeaweedFS(folder / "weed", volume_mb=1024)
         try:
             server.start()
             async with bucket_of(server.endpoint):

@@ -126,6 +126,8 @@ _DEFINITION = {
     "operator.no_entrypoint": "correct the entrypoint, or the worker's `worker_code_paths`",
     "operator.range_too_wide": "emit the range in parts",
     "operator.timeout": "make it faster, or raise the timeout",
+    "task.too_many_files": "have small files merged, narrow the input by `where`, or have the job work on smaller"
+    " scopes",
     "operator.unknown": "use one of those named",
     "invoke.timeout": "make it faster, or raise the timeout",
 }

@@ -154,3 +154,26 @@ class ColumnLineage(Wire, frozen=True):
     """The column itself, what it is computed from, and what is computed from it, however far."""
     cut: bool = False
     """Whether there are more datasets than were looked at."""
+
+
+class HistoryPoint(Wire, frozen=True):
+    at: datetime
+    """When the span of time begins."""
+    rows: int
+    """Of what was committed in it and is still there."""
+    bytes: int
+    commits: int
+
+
+class DatasetHistory(Wire, frozen=True):
+    dataset: str
+    points: list[HistoryPoint]
+    """Oldest first; spans without commits are left out."""
+    seconds: float | None = None
+    """How long each span is."""
+    updated_at: datetime | None = None
+    """When something was last committed."""
+    filled_at: datetime | None = None
+    """When rows were last committed."""
+    is_cut: bool = False
+    """Only the 20,000 commits with the highest positions are counted; there are more."""
