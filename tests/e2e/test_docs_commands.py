@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs_pages import blocks, page
+from tests.ports import free_port
 from tests.terminal import Terminal
 from traceplane.client import Client
 
@@ -81,7 +82,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     (folder / "code").mkdir(parents=True)
     (folder / "dag.yaml").write_text(DAG)
     (folder / "code/operators.py").write_text(OPERATORS)
-    yield Terminal(folder)
+    yield Terminal(folder, NODE=str(free_port()))
     subprocess.run(["bash", "-c", STOP_POSTGRES], check=False, cwd=folder, capture_output=True)
 
 
@@ -90,9 +91,15 @@ STOP_POSTGRES = 'test -e .traceplane/postgres/data/postmaster.pid && kill -INT "
 
 @pytest.mark.timeout(900)
 def test_commands_do_what_their_pages_say_and_a_lost_platform_is_restored(terminal: Terminal) -> None:
-    process = terminal.start("traceplane up --no-spark")
+    chain, up, *steps = (
+        script.replace("8545", terminal.environment["NODE"])
+        for script in blocks(page("tutorials/chain.md"), "bash")
+    )
+    node = terminal.start(chain.strip())
+    process = terminal.start(up.strip())
     try:
         terminal.until("traceplane status")
+        _chain(terminal, steps)
         for script in blocks(page("concepts/code.md"), "bash"):
             assert "shop" in terminal.run(script)
         (client,) = blocks(page("reference/client.md"), "python")
@@ -110,6 +117,8 @@ def test_commands_do_what_their_pages_say_and_a_lost_platform_is_restored(termin
         _pipelines(terminal)
         before = _backed_up_in_the_middle_of_its_work(terminal)
     finally:
+        node.terminate()
+        node.wait(60)
         _killed(process, terminal)
     shutil.rmtree(terminal.folder / ".traceplane")
     process = _restored(terminal)
@@ -125,6 +134,26 @@ def test_commands_do_what_their_pages_say_and_a_lost_platform_is_restored(termin
         process.send_signal(signal.SIGINT)
         code = process.wait(180)
     assert code == 0, terminal.log()
+
+
+def _chain(terminal: Terminal, steps: list[str]) -> None:
+    """The tutorial; at its end its source is deleted, since its node will be gone."""
+    deploy, first, fork, second = steps
+    text = page("tutorials/chain.md")
+    (dag,), (code,) = blocks(text, "yaml"), blocks(text, "python")
+    (terminal.folder / "chain.yaml").write_text(dag.replace("8545", terminal.environment["NODE"]))
+    (terminal.folder / "code/volumes.py").write_text(code)
+    terminal.run(deploy)
+    terminal.until("traceplane status", "chain.blocks: 26 commits", "chain.volumes: 2 commits")
+    said = terminal.run(first)
+    assert re.search(r"^0 +9 .*\n10 +19 ", said, re.M), said
+    assert re.search(r"^26 +25$", said, re.M), said
+    terminal.run(fork)
+    terminal.until("traceplane tasks --dag chain --job volumes --state completed | wc -l", "3")
+    said = terminal.run(second)
+    assert len(re.findall(r"chain/volumes +10-19", said)) == 2
+    assert len(re.findall(r"chain/volumes +0-9", said)) == 1
+    terminal.run("traceplane dag delete chain --yes")
 
 
 def _failures(terminal: Terminal) -> None:
