@@ -147,7 +147,7 @@ def _chain(terminal: Terminal, steps: list[str]) -> None:
     terminal.until("traceplane status", "chain.blocks: 26 commits", "chain.volumes: 2 commits")
     said = terminal.run(first)
     assert re.search(r"^0 +9 .*\n10 +19 ", said, re.M), said
-    assert re.search(r"^26 +25$", said, re.M), said
+    assert re.search(r"^25 *$", said, re.M), said
     terminal.run(fork)
     terminal.until("traceplane tasks --dag chain --job volumes --state completed | wc -l", "3")
     said = terminal.run(second)
