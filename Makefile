@@ -33,7 +33,7 @@ $(VENV)/.classes: $(VENV)/.ready
 	@-$(BIN)/python -m traceplane.spark.classes
 	@touch $@
 
-demo: setup ## See the product work: events, tasks, crashes, nothing lost, nothing doubled
+demo: setup ## Watch the product work, in the terminal and in a browser; CI=1 ends when it is done
 	@$(BIN)/python -m examples
 
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest

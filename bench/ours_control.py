@@ -136,6 +136,7 @@ async def stand(url: str, *, dag: str = DAG, user: str = "", **fields: object) -
             "TRACEPLANE_WORKER_TOKEN": worker,
             "TRACEPLANE_WORKER_CODE_PATHS": str(Path(__file__).parent.parent),
             "TRACEPLANE_LOG_LEVEL": "error",
+            "BENCH_GATEWAY": f"http://127.0.0.1:{ports[1]}",
             "BENCH_DISPATCHER": f"http://127.0.0.1:{ports[0]}",
             "BENCH_WORKER_TOKEN": worker,
         }

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import asyncpg
 
+from bench.bulk_load import bulk_load
 from bench.ours_control import stand
 from bench.peers import measure
 from traceplane.adapters.object_store_folder import FolderObjectStore
@@ -38,45 +39,16 @@ async def seed(arguments: measure.Arguments) -> dict[str, object]:
             " join job_inputs i using (job_id) where d.name = $1",
             made.dag,
         )
-        await connection.execute("set synchronous_commit = off; set maintenance_work_mem = '512MB'")
-        # A tree that is built at once takes a fraction of the time of one that grows row by row.
-        references = await connection.fetch(_REFERENCES, list(TABLES), timeout=60)
-        indexes = await connection.fetch(_INDEXES, list(TABLES), timeout=60)
-        for each in (*references, *indexes):
-            await connection.execute(each["remove"])
         # As the platform leaves its pages: new tasks fill each until there is no room for another. Rows written in
         # their final size would leave room for one in each page, and each new task would go to a page of its own.
-        await connection.execute("alter table tasks set (fillfactor = 75)")
-        for first in range(0, arguments.tasks, BATCH):
-            last = min(first + BATCH, arguments.tasks)
-            await connection.execute(_SEED, *job, first, last, arguments.tasks, timeout=300)
-        await connection.execute("alter table tasks set (fillfactor = 70)")
-        for each in (*indexes, *references):
-            await connection.execute(each["restore"], timeout=300)
-        for table in TABLES:
-            await connection.execute(f"vacuum (analyze) {table}", timeout=300)
+        async with bulk_load(connection, TABLES):
+            await connection.execute("alter table tasks set (fillfactor = 75)")
+            for first in range(0, arguments.tasks, BATCH):
+                last = min(first + BATCH, arguments.tasks)
+                await connection.execute(_SEED, *job, first, last, arguments.tasks, timeout=300)
+            await connection.execute("alter table tasks set (fillfactor = 70)")
         return await _sizes(connection)
 
-
-# They depend on the primary keys.
-_REFERENCES = """
-select format('alter table %s drop constraint %I', c.conrelid::regclass, c.conname) as remove,
-       format('alter table %s add constraint %I %s', c.conrelid::regclass, c.conname, pg_get_constraintdef(c.oid))
-         as restore
-from pg_constraint c join pg_class t on t.oid = c.confrelid
-where c.contype = 'f' and t.relnamespace = 'traceplane'::regnamespace and t.relname = any($1::text[])
-"""
-
-# Constraints before other indexes, and the other way round when they are made again.
-_INDEXES = """
-select case when c.oid is not null then format('alter table %I drop constraint %I', i.tablename, i.indexname)
-            else format('drop index %I', i.indexname) end as remove,
-       case when c.oid is not null
-            then format('alter table %I add constraint %I %s', i.tablename, i.indexname, pg_get_constraintdef(c.oid))
-            else i.indexdef end as restore
-from pg_indexes i left join pg_constraint c on c.conname = i.indexname and c.contype = 'p'
-where i.schemaname = 'traceplane' and i.tablename = any($1::text[]) order by i.indexname
-"""
 
 _SEED = """
 with numbers as materialized (

@@ -60,21 +60,21 @@ Progress = Callable[[str], None]
 
 
 def run(fresh_database: Callable[[], str], progress: Progress) -> list[results.Row]:
-    return asyncio.run(_run(fresh_database, progress))
+    return asyncio.run(_run(fresh_database(), fresh_database(), progress))
 
 
-async def _run(fresh_database: Callable[[], str], progress: Progress) -> list[results.Row]:
+async def _run(url: str, other_url: str, progress: Progress) -> list[results.Row]:
     with tempfile.TemporaryDirectory(prefix="bench-s3-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         folder.chmod(0o755)
-        server = SeaweedFS(folder / "weed")
+        server = SeaweedFS(folder / "weed", volume_mb=1024)
         try:
             server.start()
             async with bucket_of(server.endpoint):
                 with standalone(folder, (None, None, None, None)) as cluster:
                     async with (
-                        _ours(fresh_database(), cluster, server.endpoint, "executors") as executors,
-                        _ours(fresh_database(), cluster, server.endpoint, "wrapper") as wrapper,
+                        _ours(url, cluster, server.endpoint, "executors") as executors,
+                        _ours(other_url, cluster, server.endpoint, "wrapper") as wrapper,
                     ):
                         for side in (executors, wrapper):
                             await side.fill()

@@ -74,7 +74,7 @@ class Watch:
         """Changes what it sends, so that all of history is evaluated anew; how many messages that sent."""
         before = len(self.desk.messages)
         await self.deploy(ALERTS.read_text().replace("columns: [value]", "columns: [value, token_address]"))
-        await self.until(self.serves_version_2, "the new version serves")
+        await self.until(self.serving("watch", 2), "the new version serves")
         await self.until(settled, "everything is evaluated anew")
         await self.until(self.sent, "all messages are sent")
         return len(self.desk.messages) - before
@@ -92,13 +92,19 @@ class Watch:
         async with self.database.transaction() as tx:
             return bool(await tx.value("select not exists (select 1 from replays)"))
 
-    async def serves_version_2(self) -> bool:
-        async with self.database.transaction() as tx:
-            version = await tx.value(
-                "select v.number from dags d join dag_versions v on v.dag_version_id = d.active_version_id"
-                " where d.name = 'watch'"
-            )
-        return bool(version == 2)
+    def serving(self, dag: str, version: int) -> Callable[[], Awaitable[bool]]:
+        """Asks whether a version of a DAG serves."""
+
+        async def serves() -> bool:
+            async with self.database.transaction() as tx:
+                number = await tx.value(
+                    "select v.number from dags d join dag_versions v on v.dag_version_id = d.active_version_id"
+                    " where d.name = $1",
+                    dag,
+                )
+            return bool(number == version)
+
+        return serves
 
     def checks(self, transfers: Iterable[dict[str, Any]], first_block: int, rebuilt: int) -> dict[str, bool]:
         """`transfers`: those of the chain; the alert told of what came from `first_block` on."""

@@ -25,11 +25,12 @@ class SeaweedFS:
     """The user `platform` may do everything, and assume the roles `readers`, which may read, and `tasks`, which may
     write too. What it has is in a folder, so it can be killed and started again."""
 
-    def __init__(self, folder: Path, *, sts: bool = True) -> None:
-        """Without `sts` there are no roles."""
+    def __init__(self, folder: Path, *, sts: bool = True, session: str = "12h", volume_mb: int = 64) -> None:
+        """Without `sts` there are no roles. `session`: how long credentials of a role last at most. It has room for a
+        few volumes."""
         (folder / "data").mkdir(parents=True)
-        _configure(folder)
-        self._folder, self._sts = folder, sts
+        _configure(folder, session)
+        self._folder, self._sts, self._volume_mb = folder, sts, volume_mb
         self._ports = {name: _port() for name in ("master.port", "volume.port", "filer.port", "s3.port")}
         self.port = self._ports["s3.port"]
         self.endpoint = f"http://127.0.0.1:{self.port}"
@@ -45,7 +46,11 @@ class SeaweedFS:
                     *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-volume.preStopSeconds=1"),
                     f"-s3.config={folder / 's3.json'}",
                     *([f"-s3.iam.config={folder / 'iam.json'}"] if self._sts else []),
-                    *("-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=64"),
+                    *(
+                        "-s3.port.iceberg=0",
+                        "-s3.port.lance=0",
+                        f"-master.volumeSizeLimitMB={self._volume_mb}",
+                    ),
                     *(f"-{name}={number}" for name, number in self._ports.items()),
                 ],
                 env={"PATH": os.defpath, "HOME": str(folder)},
@@ -77,7 +82,7 @@ def seaweedfs(folder: Path, *, sts: bool = True) -> Iterator[str]:
         server.kill()
 
 
-def _configure(folder: Path) -> None:
+def _configure(folder: Path, session: str) -> None:
     identity = {
         "name": "platform",
         "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
@@ -93,8 +98,8 @@ def _configure(folder: Path) -> None:
     }
     iam = {
         "sts": {
-            "tokenDuration": "1h",
-            "maxSessionLength": "12h",
+            "tokenDuration": session,
+            "maxSessionLength": session,
             "issuer": "seaweedfs-sts",
             "signingKey": "dGVzdC1zaWduaW5nLWtleS0zMi1jaGFyYWN0ZXJzLWxvbmc=",
         },

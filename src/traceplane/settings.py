@@ -37,12 +37,15 @@ _S3_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?")
 _SPARK_PROPERTY = re.compile(
     r"spark\.(?!connect\.|hadoop\.fs\.s3a\.|jars=|master=|authenticate)[A-Za-z0-9_.-]+=[^\n]*"
 )
+_SPARK_MASTER = re.compile(r"local(\[[^\]]+\])?|spark://.+")
 _TASK_SECONDS = (900, 43_200)
 _ADDRESS = re.compile(r"[A-Za-z0-9.-]+:(?!\d{6})\d{1,5}")
 _PART_OF_A_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _HTTP_URL = re.compile(
     r"https?://(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[a-zA-Z0-9.-]+))(?::[0-9]+)?(?:/[^\\@]*)?"
 )
+_FILE_URL = re.compile(r"file:///[^?#\\]+")
+_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,199}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +255,15 @@ class Settings:
     log_format: str = "auto"
     """`auto`: text if standard error is a terminal, otherwise JSON."""
     otlp_endpoint: str | None = None
+    openlineage_url: str | None = None
+    """Where dispatchers send OpenLineage events about the runs of tasks: `https://marquez.example.com`, or
+    `file:///var/lib/traceplane/lineage.jsonl`; unset: nowhere."""
+    openlineage_api_key: str | None = None
+    """Sent to it as a bearer token."""
+    openlineage_namespace: str = "traceplane"
+    """The first part of the namespaces of jobs and datasets; the second one is the organization."""
+    openlineage_orgs: tuple[str, ...] = ()
+    """The organizations whose runs it is told of; none: all."""
     crash_at: str | None = None
     """Kills the process at a named boundary (see crash_points); for recovery tests only."""
     runtimes: Mapping[str, Runtime] = field(default_factory=lambda: dict(DEFAULT_RUNTIMES))
@@ -389,10 +401,10 @@ _NAMES = frozenset(f.name for f in fields(Settings))
 _REMOVED = frozenset({"data_url"})
 """Settings of older versions, ignored because deployments may still set them."""
 
-_SECRET_WORDS = ("token", "password", "url")
+_SECRET_WORDS = ("token", "password", "url", "api_key")
 """Parts of the names of settings whose values may hold a secret, so that errors do not repeat them."""
 
-REFERRING = ("kafka_sasl_password", "celery_broker_url")
+REFERRING = ("kafka_sasl_password", "celery_broker_url", "openlineage_api_key")
 """Settings that may refer to a secret of the platform instead of holding it."""
 
 LISTS = {
@@ -403,6 +415,7 @@ LISTS = {
     "operator_network_deny": ",",
     "file_source_allow": ",",
     "outgoing_allow": ",",
+    "openlineage_orgs": ",",
 }
 """Settings that are lists, with their separator in the environment."""
 
@@ -808,6 +821,7 @@ def _check(settings: Settings) -> None:
             value=settings.tls_certificate or settings.tls_key,
             next_step="set both, or none for plain HTTP",
         )
+    _check_openlineage(settings)
     _check_secret_store(settings)
     _check_offers(settings)
     _check_spark(settings)
@@ -837,7 +851,32 @@ def _check(settings: Settings) -> None:
             raise InvalidInput("settings.invalid", f"{name} must be greater than zero", value=value)
 
 
+def _check_openlineage(settings: Settings) -> None:
+    url, namespace = settings.openlineage_url, settings.openlineage_namespace
+    if url is not None and not _HTTP_URL.fullmatch(url) and not _FILE_URL.fullmatch(url):
+        raise InvalidInput(
+            "settings.invalid",
+            "openlineage_url must be the address of a receiver, without a user, or of a file by its full path",
+            next_step="for example https://marquez.example.com or file:///var/lib/traceplane/lineage.jsonl",
+        )
+    if not _NAMESPACE.fullmatch(namespace):
+        raise InvalidInput(
+            "settings.invalid",
+            "openlineage_namespace must be 1 to 200 letters, digits, and characters of _ . : / -",
+            value=namespace,
+            next_step="for example traceplane or traceplane://production",
+        )
+
+
 def _check_spark(settings: Settings) -> None:
+    if not _SPARK_MASTER.fullmatch(settings.spark_master):
+        raise InvalidInput(
+            "settings.invalid",
+            "a worker starts Spark on its own machine or on a standalone cluster",
+            value=settings.spark_master,
+            next_step="set spark_master to local[*] or spark://host:port; for Kubernetes and YARN set spark_remote,"
+            " see docs/guides/spark_cluster_managers.md",
+        )
     for text in settings.spark_conf:
         if not _SPARK_PROPERTY.fullmatch(text):
             raise InvalidInput(

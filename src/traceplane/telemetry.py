@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
+import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -31,8 +34,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST as METRICS_CONTENT_
 from traceplane.model.printable import json_text, one_line
 
 if TYPE_CHECKING:  # imported on first use: it costs half a second, and a command line rarely traces
+    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import SpanContext, Tracer
+
+    from traceplane.otlp_metrics import MetricsPush
 
 __all__ = [
     "METRICS",
@@ -112,6 +118,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("queue_depth", "gauge", "Tasks waiting, queued or dispatched.", ("job",)),
     Metric("queue_age_seconds", "gauge", "Age of the oldest waiting task.", ("job",)),
     Metric("tasks_running", "gauge", "Tasks with a live lease.", ("job",)),
+    Metric("workers", "gauge", "Workers that were seen lately.", ("runtime",)),
     Metric("jobs_held", "gauge", "Jobs whose dispatch is held by backpressure."),
     Metric("group_commit_size", "histogram", "Calls committed in one transaction.", ("call",), _SIZES),
     Metric("group_commit_seconds", "histogram", "Duration of one group commit.", ("call",)),
@@ -139,6 +146,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("alerts_found_total", "counter", "Alerts found, whether they are sent or not."),
     Metric("alerts_suppressed_total", "counter", "Alerts that are not sent, by reason.", ("reason",)),
     Metric("alerts_retracted_total", "counter", "Alerts whose cause is gone."),
+    Metric("openlineage_events_total", "counter", "OpenLineage events, by outcome.", ("outcome",)),
+    Metric("openlineage_lag_seconds", "gauge", "Age of the oldest OpenLineage event not yet sent."),
     Metric("celery_messages_total", "counter", "Executions announced to Celery workers."),
     Metric("datasets_stale_total", "counter", "Datasets that became older than their freshness allows."),
     Metric("cron_ticks_fired_total", "counter", "Ticks of cron sources that fired."),
@@ -242,6 +251,7 @@ class _State:
     metrics: _Metrics | None = None
     provider: TracerProvider | None = None
     tracer: Tracer | None = None
+    push: MetricsPush | None = None
 
 
 _state = _State()
@@ -263,8 +273,13 @@ def configure(
     # Messages that libraries log through `logging` become events too, so that every line on stderr parses.
     logging.basicConfig(handlers=[_LibraryLog()], level=logging.WARNING, force=True)
     if otlp_endpoint is not None:
-        _state.provider = _tracer_provider(service, otlp_endpoint)
+        from traceplane.otlp_metrics import MetricsPush
+
+        base = otlp_endpoint.rstrip("/").removesuffix("/v1/traces")
+        resource = _resource(service)
+        _state.provider = _tracer_provider(resource, base)
         _state.tracer = _state.provider.get_tracer("traceplane")
+        _state.push = MetricsPush(_state.metrics.registry, resource, base)
 
 
 def writes_json() -> bool:
@@ -280,13 +295,18 @@ def _on_a_terminal() -> bool:
 
 
 def shutdown(timeout: float = 5.0) -> None:
-    """Send the spans still buffered, waiting at most `timeout` seconds for the collector."""
-    provider, _state.provider, _state.tracer = _state.provider, None, None
-    if provider is not None:
-        # The SDK waits up to 30 s for a collector that is not there, and takes no limit.
-        flush = threading.Thread(target=provider.shutdown, daemon=True)
+    """Send the spans still buffered, and metrics once more, waiting at most `timeout` seconds for the collector."""
+    provider, push = _state.provider, _state.push
+    _state.provider, _state.tracer, _state.push = None, None, None
+    if provider is None or push is None:
+        return
+    # The SDK waits up to 30 s for a collector that is not there, and takes no limit.
+    flushes = [threading.Thread(target=part.shutdown, daemon=True) for part in (provider, push)]
+    for flush in flushes:
         flush.start()
-        flush.join(timeout)
+    until = time.monotonic() + timeout
+    for flush in flushes:
+        flush.join(max(0.0, until - time.monotonic()))
 
 
 # --- log events -------------------------------------------------------------------------------------
@@ -479,16 +499,23 @@ def record_span(
     return _format(done.get_span_context())
 
 
-def _tracer_provider(service: str, endpoint: str) -> TracerProvider:
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+def _resource(service: str) -> Resource:
+    """Of two workers, each has its own counters."""
     from opentelemetry.sdk.resources import Resource
+
+    instance = f"{socket.gethostname()}:{os.getpid()}"
+    return Resource.create(
+        {"service.name": service, "service.namespace": "traceplane", "service.instance.id": instance}
+    )
+
+
+def _tracer_provider(resource: Resource, base: str) -> TracerProvider:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    url = endpoint if endpoint.endswith("/v1/traces") else endpoint.rstrip("/") + "/v1/traces"
-    resource = Resource.create({"service.name": service, "service.namespace": "traceplane"})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    exporter = OTLPSpanExporter(endpoint=url, timeout=5)
+    exporter = OTLPSpanExporter(endpoint=base + "/v1/traces", timeout=5)
     provider.add_span_processor(
         BatchSpanProcessor(exporter, max_queue_size=65536, max_export_batch_size=2048)
     )

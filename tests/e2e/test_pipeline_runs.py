@@ -210,10 +210,10 @@ async def test_pipelines_are_created_changed_and_followed_from_the_command_line(
         identity = re.match(r"[0-9a-f-]{36}", line)
         assert identity is not None
         gold = identity[0]
-        assert "idle     test  gold  metals" in line
+        assert "idle  test  gold  metals" in line
         line = tp("pipelines", "update", gold, "--tickers", "GLD", "--inactive", "--parameters", "{}")
-        assert "inactive test  gold  GLD" in line
-        shown = json.loads(tp("pipelines", "show", gold))
+        assert "inactive  test  gold  GLD" in line
+        shown = json.loads(tp("pipelines", "show", gold, "--json"))
         assert shown["signal_subscriptions"] == [
             {"signal_type": "golden_cross", "min_confidence": 70.0, "direction": "BULLISH"},
             {"min_confidence": 0.0},
@@ -221,8 +221,8 @@ async def test_pipelines_are_created_changed_and_followed_from_the_command_line(
         assert shown["config"] == {"dag": "desk", "job": "trade"}
         assert "metals  2 tickers, 0 pipelines" in tp("scanner-lists", "list")
         assert gold in tp("pipelines", "list", "--ticker", "GLD")
-        assert "COMPLETED followed  signal s1" in tp("executions", "list", "--status", "COMPLETED")
-        assert json.loads(tp("executions", "show", str(execution_id)))["status"] == "COMPLETED"
+        assert "COMPLETED  followed  signal s1" in tp("executions", "list", "--status", "COMPLETED")
+        assert json.loads(tp("executions", "show", str(execution_id), "--json"))["status"] == "COMPLETED"
         assert tp("pipelines", "limit", "test", "60") == "test  60 launches per hour\n"
         assert tp("pipelines", "limit", "test") == ""
         tp("scanner-lists", "delete", "metals")

@@ -35,9 +35,7 @@ def test_the_quick_start_does_what_the_readme_says(terminal: Terminal) -> None:
         assert "shop.weekly: 1 commit," in status
 
         said = terminal.run(mend)
-        assert (
-            "dead       shop/sales  3  attempt 2/2  operator.raised: ValueError: the till was broken" in said
-        )
+        assert "dead  shop/sales  3  attempt 2/2  operator.raised: ValueError: the till was broken" in said
         assert "It is dead after 2 attempts" in said
         assert "Deployed shop version 2, which is being built." in said
         assert "version 2 is active" in said

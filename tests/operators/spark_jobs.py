@@ -151,6 +151,40 @@ def entries(task: OperatorTask) -> list[dict]:
     return [{"block": block, "n": n, "name": f"n{n % 7}", "written": written} for n in numbers]
 
 
+def outlives_its_credentials(numbers: DataFrame, spark, config, task: OperatorTask) -> DataFrame:
+    """Reads its input again and again with one DataFrame, and then writes what executors have been given meanwhile."""
+    renewal = task.inputs["numbers"].access.renewal
+    rows: list[tuple] = []
+    sessions: set[str] = set()
+    while len(sessions) < config["sessions"]:
+        given = _given(spark, renewal)
+        sessions.add(given[-1])
+        rows.append((len(rows), numbers.count(), renewal.url, renewal.token, *given))
+        time.sleep(1)
+    names = (
+        "turn bigint, numbers bigint, url string, token string, access string, secret string, session string"
+    )
+    return spark.createDataFrame(rows, names).repartition(1)
+
+
+def _given(spark, renewal) -> tuple[str, ...]:
+    """The credentials that executors get now."""
+    url, token = renewal.url, renewal.token
+
+    def ask(batches):
+        import urllib.request
+
+        import pyarrow
+
+        for _ in batches:
+            asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+            with urllib.request.urlopen(asked, timeout=30) as answer:
+                lines = answer.read().decode().split("\n")
+            yield pyarrow.RecordBatch.from_pydict({"line": lines[:3]})
+
+    return tuple(row.line for row in spark.range(1, numPartitions=1).mapInArrow(ask, "line string").collect())
+
+
 # Bad ones ----------------------------------------------------------------------------------------------
 
 

@@ -158,6 +158,23 @@ class Filled:
     def value(self, query: str) -> Any:
         return self.loop.run(self.connection.fetchval(query))
 
+    def execute(self, text: str) -> None:
+        self.loop.run(self.connection.execute(text))
+
+    def after(self, *changes: str, query: str) -> list[asyncpg.Record]:
+        """What a query says after changes, which are taken back."""
+        return self.loop.run(self._after(changes, query))
+
+    async def _after(self, changes: tuple[str, ...], query: str) -> list[asyncpg.Record]:
+        transaction = self.connection.transaction()
+        await transaction.start()
+        try:
+            for change in changes:
+                assert not (await self.connection.execute(change)).endswith(" 0"), change
+            return list(await self.connection.fetch(query))
+        finally:
+            await transaction.rollback()
+
     def ids(self, job: str, state: str, count: int) -> str:
         """Ids of tasks, as an SQL literal."""
         rows = self.loop.run(

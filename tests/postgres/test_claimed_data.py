@@ -12,7 +12,7 @@ from tests.postgres.copy_jobs import APPEND, COPY, commit, held_for, with_schema
 from tests.postgres.test_commits import span
 from traceplane.dispatcher.leases import claimed_data
 from traceplane.dispatcher.loops.source_monitor import SourceMonitor
-from traceplane.errors import Forbidden, PlatformError
+from traceplane.errors import Forbidden, PlatformError, TraceplaneError
 from traceplane.postgres.tasks import LeaseFence
 from traceplane.wire.scalars import Scope
 from traceplane.wire.tasks import (
@@ -115,6 +115,8 @@ async def test_the_files_of_an_input_with_very_many_commits_are_sent_in_pieces(
         f"{n}.parquet" for n in range(4)
     ]
     assert task.long_inputs == []
+    with pytest.raises(TraceplaneError, match=r"task\.too_many_files.*more than 3 files"):
+        await with_all_files(worker, reader.task, lambda: reader.capability_token, most=3)  # type: ignore[arg-type]
     with pytest.raises(Forbidden):
         [_ async for _ in worker.files(FilesRequest([reader.capability_token], Fence(**reader.fence), 2))]
     await plane.complete(reader)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.control_plane import ControlPlane
 from tests.dags import dag, job, source
 from tests.gateway_http import GatewayHttp
 from traceplane.auth.roles import RANKS, Role
-from traceplane.cli.main import cli
+from traceplane.cli.main import cli, main
 from traceplane.errors import TraceplaneError
 
 READER, WRITER, ADMIN = Role.READER, Role.WRITER, Role.ADMIN
@@ -138,19 +139,48 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "audit list": (ADMIN, []),
     "audit export": (ADMIN, []),
 }
+NO_JSON = {name for name, (needed, _) in COMMANDS.items() if needed == PROCESS} | {
+    "completion",  # a script for a shell
+    "audit export",  # JSON lines in any case
+}
 DAG = dag("shop", source("shop.in"), job("copy", "shop.in", "shop.out"))
 
 
-def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[str]:
+def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
-            yield from commands(command, (*path, name))
+            yield from leaves(command, (*path, name))
         else:
-            yield " ".join((*path, name))
+            yield " ".join((*path, name)), command
+
+
+def names_of_options(command: click.Command) -> list[str]:
+    return [name for option in command.params for name in option.opts]
 
 
 def test_every_command_has_an_entry() -> None:
-    assert set(commands(cli)) == set(COMMANDS)
+    assert {name for name, _ in leaves(cli)} == set(COMMANDS)
+
+
+def test_every_command_ends_as_documented_when_it_is_called_wrongly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in COMMANDS:
+        for word, code in (("--help", 0), ("--no-such-option", 2)):
+            monkeypatch.setattr("sys.argv", ["traceplane", *name.split(), word])
+            ended: object = 0
+            try:
+                main()
+            except SystemExit as end:
+                ended = end.code
+            out, err = capsys.readouterr()
+            assert (ended, name) == (code, name)
+            if code == 2:
+                (line,) = err.splitlines()
+                assert re.fullmatch(
+                    r"cli\.usage: (no such option|missing argument) .* → see `traceplane .* --help`", line
+                ), line
+                assert out == ""
 
 
 @pytest.fixture
@@ -201,6 +231,29 @@ async def test_every_command_says_which_role_it_needs(http: GatewayHttp) -> None
                 )
                 assert refusal.status < 500, "exit code 2"
     assert wrong == []
+
+
+async def test_json_is_all_that_a_command_prints_on_stdout(http: GatewayHttp) -> None:
+    token, wrong, printed = await http.token(ADMIN), [], 0
+    for command, (needed, arguments) in COMMANDS.items():
+        if needed not in (*tuple(Role), LOCAL) or command in NO_JSON:
+            continue
+        words = [*command.split(), *arguments, "--json"]
+        done = await asyncio.to_thread(
+            CliRunner().invoke, cli, words, env={"TRACEPLANE_USER_TOKEN": token}, input="x"
+        )
+        lines = done.stdout.splitlines() if command == "top" else [done.stdout]
+        try:
+            printed += len([json.loads(line) for line in lines if line])
+        except json.JSONDecodeError:
+            wrong.append(f"{command}: {done.stdout}")
+    assert wrong == []
+    assert printed > 40, "most of these calls are answered"
+
+
+def test_every_command_with_a_result_has_json() -> None:
+    without = {name for name, command in leaves(cli) if "--json" not in names_of_options(command)}
+    assert without == NO_JSON
 
 
 async def test_no_command_helps_without_a_token_that_is_known(http: GatewayHttp) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
@@ -13,11 +14,13 @@ import msgspec
 import pytest
 
 from tests.control_plane import ControlPlane
+from tests.gateway_http import GatewayHttp
 from tests.postgres.copy_jobs import held_for, with_schema
 from tests.postgres.test_file_compaction import POSITIONED, with_worker
 from traceplane.auth.roles import Role
 from traceplane.errors import Conflict, Forbidden
 from traceplane.http_service.routes import Call
+from traceplane.query.service import query_hash
 from traceplane.wire.queries import QueryPlan, QueryRequest, QueryTask, QueryTaskRequest
 
 MIB = 1 << 20
@@ -110,6 +113,26 @@ async def test_who_may_store_nothing_hands_nothing_over(plane: ControlPlane) -> 
     with pytest.raises(Forbidden) as refused:
         await handed_over(plane, role=Role.READER)
     assert refused.value.code == "query.may_not_hand_over"
+
+
+async def test_a_query_that_becomes_a_task_is_in_the_audit_log(plane: ControlPlane) -> None:
+    """It makes a dataset and a task, so it is a change, unlike one that is answered at once."""
+    await with_worker(plane)
+    everything = {"sql": "select * from mid", "engine": "spark"}
+    async with GatewayHttp.open(plane) as http:
+        will, rita = [await http.token(Role(role), name=role) for role in ("writer", "reader")]
+        assert (await http.send(rita, "POST", "/api/v1/query", everything))[0] == 403
+        assert (await http.send(will, "POST", "/api/v1/query-plan", everything))[0] == 200
+        status, text = await http.send(will, "POST", "/api/v1/query", everything)
+        assert status == 200, text
+    rows = await plane.sql(
+        "select principal, object, outcome from audit_log where action = 'POST /api/v1/query' order by outcome"
+    )
+    asked = {"query_hash": query_hash(everything["sql"])}
+    assert [tuple(row) for row in rows] == [
+        ("writer", {**asked, "dataset": json.loads(text)["dataset"]}, "ok"),
+        ("reader", asked, "query.may_not_hand_over"),
+    ]
 
 
 async def test_a_query_as_of_a_time_reads_what_was_there_on_spark_too(plane: ControlPlane) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.control_plane import ControlPlane
 from tests.postgres.filled_tables import DAG, FILL, IN_FLIGHT, PARTITIONS, WAITING, Filled, no_sequential_scan
-from traceplane.postgres.database import statements
+from traceplane.postgres.database import ORG_ROLE, statements
 from traceplane.postgres.embedded.databases import create_database, drop_database
 from traceplane.postgres.embedded.server import EmbeddedPostgres
 
@@ -452,6 +452,53 @@ def test_dead_tasks_are_counted_without_looking_at_others(filled: Filled) -> Non
         plan.read("tasks") <= 3 * 100
     )  # once for what they need, once for the newest's error, and its later ones
     assert plan.read("dataset_commits") <= 100
+
+
+def test_what_was_done_since_a_task_died_is_found_by_position_for_an_organization_too(filled: Filled) -> None:
+    """Row-level security keeps conditions that may fail out of indexes: the whole dataset would be read, per task."""
+    org = filled.value("select org_id from orgs where slug = 'default'")
+    filled.execute(f"set role {ORG_ROLE}; select set_config('traceplane.org', '{org}', false)")
+    try:
+        plan = filled.run("task_views", "deaths", "'default'", "100")
+    finally:
+        filled.execute("reset role; reset traceplane.org")
+    conditions = plan.conditions("dataset_commits_live")
+    assert conditions
+    assert all("range_start >=" in condition for condition in conditions), conditions
+    assert plan.read("dataset_commits") <= 100
+
+
+def test_sizes_of_datasets_are_known_without_counting(filled: Filled) -> None:
+    generation = filled.value("select generation_id from generation_totals limit 1")
+    for plan in (
+        filled.run("commits", "summary", "'default'"),
+        filled.run("pinned", "sizes", f"array['{generation}'::uuid]"),
+    ):
+        assert "generation_totals_pkey" in plan.indexes
+        assert plan.read("dataset_commits") == 0
+
+
+def test_sizes_of_datasets_follow_every_change_of_their_commits(filled: Filled) -> None:
+    """Commits that are added, hidden in part, replaced, served again and deleted, in one transaction."""
+    differences = filled.after(
+        "update dataset_commits set hidden = '{[400005,400010)}' where range_start between 400001 and 400050",
+        "update dataset_commits set superseded_by = commit_id, superseded_at = tp_now(), hidden = null"
+        " where range_start between 400020 and 400099",
+        "update dataset_commits set superseded_by = null, superseded_at = null where range_start = 400030",
+        "update dataset_commits set committed_at = tp_now(), row_count = 7 where range_start = 400040",
+        "delete from dataset_commits where range_start between 400060 and 400200",
+        "insert into dataset_commits (task_id, output_index, generation_id, range_start, range_end, files, row_count,"
+        " bytes, schema_hash, committed_at) select gen_random_uuid(), 0, generation_id, n, n, '[]',"
+        " 9223372036854775807, 5, '', tp_now() from generations, generate_series(1, 3) n",
+        query="""select * from (
+          select generation_id, count(*), sum(row_count), sum(bytes), count(hidden) from dataset_commits
+          where superseded_by is null group by generation_id
+        ) counted except select * from generation_totals""",
+    )
+    assert differences == []
+    assert (
+        filled.value("select commits from generation_totals where commits > 0") == 20000
+    )  # all of it was taken back
 
 
 def test_garbage_is_found_among_replaced_commits_only(filled: Filled) -> None:

@@ -24,6 +24,8 @@ READ_ONLY = {"workers"}
 """What an organization sees, and only the platform changes."""
 OF_THE_PLATFORM = {
     "completed_sign_ins",
+    "openlineage_progress",
+    "openlineage_runs",
     "retention_rounds",
     "schema_migrations",
     "signing_keys",

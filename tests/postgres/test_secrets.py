@@ -261,8 +261,11 @@ async def test_names_of_jobs_and_roles_that_do_not_exist_are_accepted_with_a_war
         assert status == 200, text
         return json.loads(text).get("warnings", [])
 
-    assert await warnings("PUT", path, value="x", allowed_jobs=["shop/cpy"]) == [
+    assert await warnings("PUT", path, value=VALUE, allowed_jobs=["shop/cpy"]) == [
         "there is no job shop/cpy yet; did you mean 'shop/copy'?"
+    ]
+    assert await warnings("PUT", path, value="12345\n") == [
+        "a value of fewer than 6 characters is not hidden in logs and errors"
     ]
     assert (
         await warnings("POST", f"{path}/rights", allowed_jobs=["shop/copy", "shop/*"], roles=["finance"])

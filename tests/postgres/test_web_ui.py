@@ -19,7 +19,7 @@ from tests.ports import free_port
 from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import Role
 from traceplane.auth.store import revoke_tokens, rotate_token
-from traceplane.gateway import browser_links
+from traceplane.gateway import browser_links, changes
 from traceplane.gateway.pages import Pages
 from traceplane.http_service.server import serve
 
@@ -138,6 +138,32 @@ async def test_what_ends_the_token_ends_its_browsers(site: Site, browser: Browse
     await site.plane.api.refresh()
     assert code_of((await browser.send("GET", "/api/v1/whoami"))[1]) == "token.revoked"
     assert code_of((await browser.enter(waiting, x_csrf_token=""))[1]) == "sign_in.link_used"
+
+
+async def test_revoking_a_token_by_its_id_ends_its_browsers_and_theirs(site: Site, browser: Browser) -> None:
+    """Whoever has found a token that is not theirs must not keep what they made of it."""
+    admin, stolen = [await site.http.token(Role.ADMIN, name=name) for name in ("boss", "stolen")]
+    await browser.enter(await site.link(stolen))
+    assert (await browser.send("GET", "/api/v1/whoami"))[0] == 200
+    session = browser.http.cookie_jar.filter_cookies(URL(site.url))["traceplane_session"].value
+    links = [await site.link(token) for token in (stolen, session)]
+    (row,) = await site.plane.sql(
+        "select token_id from access_tokens where name = 'stolen' and made_from is null"
+    )
+    assert (await site.http.send(admin, "DELETE", f"/api/v1/tokens/{row['token_id']}"))[0] == 200
+    # This gateway may not have heard of it yet.
+    assert (
+        code_of(json.loads((await site.http.send(stolen, "POST", "/auth/browser-link"))[1]))
+        == "token.revoked"
+    )
+    await site.plane.api.refresh()
+    for token in (stolen, session):
+        assert (
+            code_of(json.loads((await site.http.send(token, "GET", "/api/v1/whoami"))[1])) == "token.revoked"
+        )
+    for link in links:
+        assert code_of((await browser.enter(link, x_csrf_token=""))[1]) == "sign_in.link_used"
+    assert (await site.http.send(admin, "GET", "/api/v1/whoami"))[0] == 200
 
 
 async def test_signing_out_ends_the_token_of_the_browser_alone(site: Site, browser: Browser) -> None:
@@ -259,6 +285,42 @@ async def test_listeners_hear_what_they_may_see_and_nothing_else(site: Site) -> 
         await admin.until("dags", "shop")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(stranger.next(), 2.0)
+    finally:
+        for answer in opened:
+            answer.close()
+
+
+async def test_whoever_may_listen_no_more_hears_nothing_more(site: Site) -> None:
+    await site.plane.deploy(DAG)
+    opened: list[aiohttp.ClientResponse] = []
+    try:
+        stays = await listener(site, await site.http.token(Role.READER, name="stays"), opened)
+        leaves = await listener(site, await site.http.token(Role.READER, name="leaves"), opened)
+        await asyncio.sleep(1.5)  # a first look at how things are
+        await site.plane.emit("shop.in", range(3))
+        for stream in (stays, leaves):
+            await stream.until("jobs", "shop/copy")
+        async with site.plane.database.transaction() as tx:
+            await revoke_tokens(tx, Principal.USER, org="default", name="leaves")
+        await site.plane.api.refresh()
+        await site.plane.pause("shop", "copy")
+        await stays.until("jobs", "shop/copy")
+        rest = (await asyncio.wait_for(leaves.answer.content.read(), 10)).decode()
+        assert "shop" not in rest, "and the stream has ended"
+    finally:
+        for answer in opened:
+            answer.close()
+
+
+async def test_one_listener_leaves_streams_to_the_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "_MOST_OF_ONE_CALLER", 2)
+    greedy, other = [await site.http.token(Role.READER, name=name) for name in ("greedy", "other")]
+    opened: list[aiohttp.ClientResponse] = []
+    try:
+        for token in (greedy, greedy, other):
+            await listener(site, token, opened)
+        status, text = await site.http.send(greedy, "GET", "/api/v1/changes?for_seconds=60")
+        assert (status, code_of(json.loads(text))) == (429, "changes.too_many")
     finally:
         for answer in opened:
             answer.close()

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql.connect.session import SparkSession
 
 from tests.aws import REGION
+from tests.chain.conftest import QUICK, hash_of, patient
 from tests.seaweedfs import READ_ROLE, SECRET, TASK_ROLE
 from tests.spark.bucket import BUCKET, bucket, jars
 from traceplane.adapters.object_store import StoredFile
 from traceplane.adapters.object_store_s3 import S3ObjectStore
-from traceplane.dataplane import bucket_files, bucket_writer, datasets
+from traceplane.chain.extract import fetch_range
+from traceplane.chain.rpc import RpcClient
+from traceplane.chain.simulated.server import serve
+from traceplane.dataplane import bucket_files, bucket_writer, chain_parts, datasets
 from traceplane.dataplane.session import session
 from traceplane.model.dataset_schema import SchemaColumn
+from traceplane.model.scope import Partition
 from traceplane.model.task_payload import (
     BucketAccess,
     DeclaredOutput,
@@ -181,6 +187,70 @@ async def test_a_result_without_rows_keeps_its_columns(on_s3: SparkOnS3, tmp_pat
     assert [column.name for column in sees.written["out"].columns] == ["n", "name"]
 
 
+async def test_a_chain_is_ingested_and_checked_by_executors_that_use_the_bucket(
+    on_s3: SparkOnS3, tmp_path: Path
+) -> None:
+    """Rows, their order and discrepancies are those of the same task in one process, and no file is on its disk."""
+    tables = ("blocks", "logs")
+    any_file = await on_s3.put(GENERATION, 0)
+    made = {name: await on_s3.task(any_file) for name in (*tables, "found")}
+    async with serve(seed=3, blocks=40) as node:
+
+        async def ran(operator: Any, inputs: Sequence[OperatorInput], *outputs: str) -> OperatorTask:
+            payload = TaskPayload(
+                partition=Partition("p", 3, 36),
+                config={"endpoints": [node.url], "chunk_blocks": 4, "spark_parts": 3, **QUICK},
+                inputs=tuple(inputs),
+                outputs=tuple(DeclaredOutput(name, direct=made[name].output) for name in outputs),
+            )
+            folder = {name: str(tmp_path) for name in outputs}
+            task = OperatorTask(
+                task_id="t", attempt=1, payload=payload, output_folders=folder, temp_dir=str(tmp_path)
+            )
+            await asyncio.to_thread(operator, task, lambda: on_s3.spark)
+            return task
+
+        def committed(task: OperatorTask, name: str) -> OperatorInput:
+            """As the task of another job would read what this one wrote."""
+            output = made[name].output
+            files = tuple(bucket_files.location(output, file.name) for file in task.written[name].files)
+            return OperatorInput(name, files, columns=tuple(task.written[name].columns), access=output.access)
+
+        task = await ran(chain_parts.ingest, (), *tables)
+        assert list(tmp_path.iterdir()) == []
+        async with RpcClient(patient(node.url)) as client:
+            chain = await fetch_range(client, 3, 36, tables)
+        sources = [committed(task, name) for name in tables]
+        for source in sources:
+            output = made[source.name].output
+            files = task.written[source.name].files
+            prefix = output.prefix.removeprefix("data/")
+            stored = {file.path: file.bytes async for page in on_s3.store.below(prefix) for file in page}
+            assert stored == {prefix + file.name: file.bytes for file in files}, "no other file, no folder"
+            assert [file.statistics["block_number"].min for file in files] == list(range(3, 37, 4))
+            contents = [
+                await on_s3.store.read(StoredFile(prefix + file.name, file.bytes), 0, file.bytes)
+                for file in files
+            ]
+            rows = pa.concat_tables([parquet.read_table(pa.BufferReader(content)) for content in contents])
+            assert rows == chain[source.name]
+
+        old = hash_of(node, 36)
+        node.ledger.fork(6, 6)
+        missing = replace(sources[1], files=sources[1].files[1:])
+        task = await ran(chain_parts.check, (sources[0], missing), "found")
+        (file,) = task.written["found"].files
+        rows = parquet.read_table(tmp_path / file.name).to_pylist()
+        assert rows == sorted(rows, key=lambda row: (row["block_number"], row["table_name"]))
+        found = {(row["block_number"], row["table_name"], row["problem"], row["found"]) for row in rows}
+        logs = Counter(chain["logs"]["block_number"].to_pylist())
+        assert {
+            number for number, table, problem, _ in found if (table, problem) == ("logs", "wrong_count")
+        } >= {number for number in range(3, 7) if logs[number]}
+        assert (36, "blocks", "wrong_hash", old) in found
+        assert not any(7 <= number <= 34 for number, *_ in found), "these are as the node has them"
+
+
 async def test_one_task_reaches_nothing_of_another(on_s3: SparkOnS3, tmp_path: Path) -> None:
     """With its own credentials, with none, with those of the machine, and in the wake of the other's own reads."""
     own, others = await on_s3.put(GENERATION, 0), await on_s3.put(OTHERS, 500)
@@ -248,13 +318,13 @@ async def test_nothing_is_written_beside_the_prefix_and_nothing_twice(
 ) -> None:
     others = await on_s3.put(OTHERS, 0)
     task = await on_s3.task(await on_s3.put(GENERATION, 0))
-    target = bucket_files.target_of(task.output, pa.schema([]))
-    bucket_writer._put(target, f"{task.output.prefix}x", memoryview(b"first"))
+    target = bucket_files.target_of(task.output)
+    bucket_writer.put(target, "x", memoryview(b"first"))
     for key in (f"data/{others}", f"data/{GENERATION}/x", "x"):
         with pytest.raises(RuntimeError, match="TRACEPLANE_NOT_STORED HTTP 403"):
-            bucket_writer._put(target, key, memoryview(b"forged"))
+            bucket_writer.put(replace(target, prefix=""), key, memoryview(b"forged"))
     with pytest.raises(RuntimeError, match="TRACEPLANE_NOT_STORED HTTP 412"):
-        bucket_writer._put(target, f"{task.output.prefix}x", memoryview(b"second"))
+        bucket_writer.put(target, "x", memoryview(b"second"))
     prefix = task.output.prefix.removeprefix("data/")
     assert await on_s3.store.read(StoredFile(f"{prefix}x", 5), 0, 5) == b"first"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.chain.conftest import QUICK, hash_of, patient
 from traceplane.chain.errors import RpcInconsistent
 from traceplane.chain.extract import ALL_TABLES, fetch_range, spans
 from traceplane.chain.operators import integrity_check, range_ingest
-from traceplane.chain.operators.parts import Done, Ingest, Range, linked
+from traceplane.chain.operators.parts import Done, InFolders, Ingest, Range, linked
 from traceplane.chain.rpc import RpcClient
 from traceplane.chain.simulated.faults import Fault
 from traceplane.chain.simulated.server import Simulator, serve
@@ -29,6 +30,16 @@ from traceplane.testing import local_spark
 
 pytestmark = pytest.mark.timeout(300)
 WAYS = ("python", "spark")
+WITHOUT_US = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "traceplane":
+            raise ModuleNotFoundError("No module named 'traceplane'")
+
+sys.meta_path.insert(0, Missing())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +163,22 @@ async def test_an_error_has_the_same_code_and_names_no_credentials(
     assert "KEY" not in str(raised.value)
 
 
+async def test_executors_without_traceplane_are_named_with_what_to_do(
+    session: Any, node: Simulator, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_US)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}:$PYTHONPATH" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    session.conf.set("spark.sql.execution.pyspark.python", str(python))
+    try:
+        with pytest.raises(OperatorError, match="no traceplane") as raised:
+            await ingest("spark", session, ingest_task(node, tmp_path / "task", 1, 20))
+    finally:
+        session.conf.unset("spark.sql.execution.pyspark.python")
+    assert raised.value.code == "operator.executors_lack_traceplane"
+
+
 @pytest.mark.parametrize("way", WAYS)
 async def test_an_invalidated_range_ends_where_the_chain_does(
     way: str, session: Any, node: Simulator, tmp_path: Path
@@ -167,7 +194,7 @@ async def test_parts_that_read_two_forks_do_not_make_a_range(node: Simulator, tm
     blocks = Range.of(patient(node.url), 1, 40, ALL_TABLES, chunk_blocks=20, cross_check=False, most_parts=9)
     assert blocks.parts == 2
     outputs = tuple(DeclaredOutput(one.name, str(one.folder)) for one in task.outputs.values())
-    work = Ingest(blocks, outputs, ())
+    work = Ingest(blocks, InFolders(outputs, ()))
 
     def of_part(number: int) -> list[Done]:
         return list(work(iter([pa.RecordBatch.from_pydict({"id": [number]})])))

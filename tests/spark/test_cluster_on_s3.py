@@ -9,22 +9,39 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pyspark
 import pytest
+import pytest_asyncio
 
 import traceplane
+from tests.chain.conftest import patient
 from tests.platform import OPERATORS, Platform, until
-from tests.spark.bucket import bucket, committed_rows, environment, jars
+from tests.spark.bucket import bucket, committed_files, committed_rows, environment, jars
 from tests.spark.conftest import SparkPlatform
 from tests.spark.spark_dags import dag, job
-from tests.spark.standalone import standalone
+from tests.spark.standalone import Cluster, standalone
 from tests.spark.test_cluster import computing, executor_of
+from traceplane.adapters.object_store_s3 import S3ObjectStore
+from traceplane.chain.extract import fetch_range
+from traceplane.chain.rpc import RpcClient
+from traceplane.chain.simulated.faults import Fault
+from traceplane.chain.simulated.server import Simulator, serve
 from traceplane.postgres.embedded.databases import create_database, drop_database
 from traceplane.postgres.embedded.server import EmbeddedPostgres
+from traceplane.wire.control import EmitRequest, EmitResponse, ManualEvent
+from traceplane.wire.scalars import Scope
 
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.chaos,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of several users"),
+]
 PATIENCE = 420.0
 USERS = ("bin", "daemon", "games")
 """Of the master and the workers: users that every Debian has: Java wants one with a name."""
@@ -37,6 +54,27 @@ datasets:
   far.sums: {checks: [{not_null: total}]}
 """
 """Executors write what they check, however small it is."""
+CHAIN = """
+version: 1
+dag: chain
+defaults: {{retry: {{base: 50ms}}, max_attempts: 6, lease: 20s}}
+jobs:
+- {{name: chain-ranges, activation: source, source: {{kind: manual}}, outputs: [{{dataset: chain.in}}]}}
+- name: chain-ingest
+  runtime: spark
+  operator: range_ingest
+  inputs: [{{from: {{dataset: chain.in}}}}]
+  outputs: [{{name: blocks, dataset: chain.blocks}}, {{name: logs, dataset: chain.logs}}]
+  config: {{endpoints: ["{url}"], chunk_blocks: 5, spark_parts: 2}}
+- name: chain-check
+  runtime: spark
+  operator: integrity_check
+  inputs:
+  - {{name: blocks, from: {{dataset: chain.blocks}}}}
+  - {{name: logs, from: {{dataset: chain.logs}}}}
+  outputs: [{{name: found, dataset: chain.found}}]
+  config: {{endpoints: ["{url}"], chunk_blocks: 5, spark_parts: 2}}
+"""
 DAG = (
     dag("far", job("far", "out", SLOW, more=MORE), job("far", "sums", SUMS, operator="sql", more=MORE))
     + CHECKS
@@ -59,12 +97,36 @@ def python_for_everybody() -> str:
     )
 
 
-@pytest.mark.chaos
-@pytest.mark.timeout(1800)
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of several users")
-async def test_a_cluster_without_a_shared_mount_commits_every_row_once(
-    postgres_server: EmbeddedPostgres, template_database: str
-) -> None:
+@dataclass
+class Far:
+    spark: SparkPlatform
+    cluster: Cluster
+    store: S3ObjectStore
+
+    @property
+    def platform(self) -> Platform:
+        return self.spark.platform
+
+    async def lose(self, victim: str) -> None:
+        match victim:
+            case "executor":
+                pid = await until(partial(executor_of, self.cluster.workers[1]), what="its executor runs")
+                os.kill(pid, signal.SIGKILL)
+            case "worker":
+                self.cluster.kill_worker(0)
+                self.cluster.restart_worker(0)
+            case "driver":
+                os.kill(self.spark.server_pid(), signal.SIGKILL)
+            case _:
+                await self.platform["spark-1"].kill()
+                await self.platform["spark-1"].start()
+
+
+VICTIMS = ("executor", "worker", "driver", "ours")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def far(postgres_server: EmbeddedPostgres, template_database: str) -> AsyncIterator[Far]:
     jars()
     url = create_database(postgres_server, "cluster_on_s3", template=template_database)
     with tempfile.TemporaryDirectory(prefix="cluster-", ignore_cleanup_errors=True) as name:
@@ -76,34 +138,78 @@ async def test_a_cluster_without_a_shared_mount_commits_every_row_once(
                     "TRACEPLANE_SPARK_MASTER": cluster.address,
                     "TRACEPLANE_WORKER_CONCURRENCY": "2",
                     "TRACEPLANE_SPARK_CONF": python_for_everybody(),
+                    "TRACEPLANE_OPERATOR_NETWORK_ALLOW": "127.0.0.1",  # where simulated chains are
                     **environment(endpoint),
                 }
                 async with Platform.start(url, folder / "home", environment=settings) as platform:
                     await platform.add("spark-1", "worker", "--runtime", "spark").start()
-                    spark = SparkPlatform(platform)
-                    await platform.deploy(DAG)
-                    for position, victim in enumerate(("executor", "worker", "driver", "ours"), start=1):
-                        await platform.emit("far.in", [position])
-                        await until(
-                            lambda: computing(spark, "far-out"), seconds=PATIENCE, what="a job computes"
-                        )
-                        if victim == "executor":
-                            pid = await until(
-                                partial(executor_of, cluster.workers[1]), what="its executor runs"
-                            )
-                            os.kill(pid, signal.SIGKILL)
-                        elif victim == "worker":
-                            cluster.kill_worker(0)
-                        elif victim == "driver":
-                            os.kill(spark.server_pid(), signal.SIGKILL)
-                        else:
-                            await platform["spark-1"].kill()
-                            await platform["spark-1"].start()
-                        assert set(await platform.settled(seconds=PATIENCE)) == {"completed"}, victim
-                    out = await committed_rows(platform, store, "far.out")
-                    assert sorted(row["n"] for row in out) == list(range(100, 500))
-                    sums = await committed_rows(platform, store, "far.sums")
-                    expected = {block: sum(range(100 * block, 100 * block + 100)) for block in range(1, 5)}
-                    assert {row["block"]: row["total"] for row in sums} == expected
-                    assert len(sums) == 4
-        drop_database(postgres_server, "cluster_on_s3")
+                    yield Far(SparkPlatform(platform), cluster, store)
+    drop_database(postgres_server, "cluster_on_s3")
+
+
+async def test_every_row_is_committed_once_whoever_dies(far: Far) -> None:
+    await far.platform.deploy(DAG)
+    for position, victim in enumerate(VICTIMS, start=1):
+        await far.platform.emit("far.in", [position])
+        await until(lambda: computing(far.spark, "far-out"), seconds=PATIENCE, what="a job computes")
+        await far.lose(victim)
+        assert set(await far.platform.settled(seconds=PATIENCE)) == {"completed"}, victim
+    out = await committed_rows(far.platform, far.store, "far.out")
+    assert sorted(row["n"] for row in out) == list(range(100, 500))
+    sums = await committed_rows(far.platform, far.store, "far.sums")
+    expected = {block: sum(range(100 * block, 100 * block + 100)) for block in range(1, 5)}
+    assert {row["block"]: row["total"] for row in sums} == expected
+    assert len(sums) == 4
+
+
+async def test_a_chain_is_ingested_and_checked_by_executors(far: Far) -> None:
+    """Though they, and whoever waits for them, die while they read it. Nothing of it was on our worker's disk."""
+    platform = far.platform
+    before = files_below(platform.folder)
+    async with serve(seed=4, blocks=100) as node:
+        await platform.deploy(CHAIN.format(url=node.url))
+        await ingest(platform, 1, 20)
+        await equal_to_the_chain(far, node, 20)
+        for number, victim in enumerate(VICTIMS, start=1):
+            node.faults.arm(Fault("stall", requests=None, seconds=600, methods=["eth_getLogs"]))
+            asked = node.calls["eth_getLogs"]
+            await emit(platform, 20 * number + 1, 20 * number + 20)
+            await until(
+                partial(is_more, node, asked), seconds=PATIENCE, what="an executor waits for the node"
+            )
+            await far.lose(victim)
+            node.faults.arm(Fault("clear"))
+            assert set(await platform.settled(seconds=PATIENCE)) == {"completed"}, victim
+            await equal_to_the_chain(far, node, 20 * number + 20)
+        assert await committed_rows(platform, far.store, "chain.found") == []
+        committed = {Path(file.path).name for file in await committed_files(platform, "chain.blocks")}
+        assert len(committed) == 20, "a file for each chunk"
+    assert files_below(platform.folder) == before
+
+
+async def is_more(node: Simulator, asked: int) -> bool:
+    return node.calls["eth_getLogs"] > asked
+
+
+async def ingest(platform: Platform, first: int, last: int) -> None:
+    await emit(platform, first, last)
+    assert set(await platform.settled(seconds=PATIENCE)) == {"completed"}
+
+
+async def emit(platform: Platform, first: int, last: int) -> None:
+    scope = Scope(partition_key=f"{first}-{last}", start=first, end=last)
+    request = EmitRequest([ManualEvent("chain.in", scope)])
+    await platform.api.call("POST", "/api/v1/events", EmitResponse, request)
+
+
+async def equal_to_the_chain(far: Far, node: Simulator, last: int) -> None:
+    async with RpcClient(patient(node.url)) as client:
+        chain = await fetch_range(client, 1, last, ("blocks", "logs"))
+    for name, order in (("blocks", ("block_number",)), ("logs", ("block_number", "log_index"))):
+        rows = await committed_rows(far.platform, far.store, f"chain.{name}")
+        assert sorted(rows, key=lambda row: [row[column] for column in order]) == chain[name].to_pylist()
+
+
+def files_below(folder: Path) -> set[Path]:
+    """Parquet files that the processes of the platform have."""
+    return {path for path in folder.rglob("*.parquet") if path.is_file()}

@@ -129,6 +129,7 @@ def uses(folder: Path) -> dict[str, list[Callable[[Client], Any]]]:
         "cancel": [lambda c: c.cancel(ID), lambda c: c.cancel(**range_)],
         "acknowledge": [lambda c: c.acknowledge(ID), lambda c: c.acknowledge(**range_)],
         "query": [lambda c: c.query("select 1", max_rows=3)],
+        "query_spark": [lambda c: c.query_spark(None, "select 1", max_rows=5)],
         "query_pandas": [lambda c: c.query_pandas("select 1", as_of_version={"t": 1})],
         "query_polars": [lambda c: c.query_polars("select 1", as_of_time=NOON)],
         "pieces": [lambda c: next(c.pieces("select 1", format="csv"))],

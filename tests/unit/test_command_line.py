@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -18,14 +19,22 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from traceplane.cli import audit, deploys, output, secrets, whereabouts
+from traceplane.cli import audit, deploys, main, output, secrets, whereabouts
 from traceplane.cli.failures import error_text, explained
 from traceplane.cli.grammar import Noun
 from traceplane.cli.main import cli
 from traceplane.cli.output import ChangingLine, progress_bar, work_goes_on
 from traceplane.cli.queries import table_lines
 from traceplane.cli.scopes import NamedPartitions, parse_scopes
-from traceplane.errors import Forbidden, InvalidInput, NotFound
+from traceplane.errors import (
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    SpecInvalid,
+    SpecProblem,
+    TraceplaneError,
+    UserError,
+)
 from traceplane.settings import Settings
 from traceplane.wire.audit import AuditResponse
 from traceplane.wire.control import ExplainResponse
@@ -119,6 +128,45 @@ def test_a_command_that_does_not_exist_is_refused_with_one_that_does(
     line = refused(*words)
     assert line.startswith("cli.usage: no such command '")
     assert line.endswith(f"→ {next_step}")
+
+
+def tree(kind: type[TraceplaneError] = TraceplaneError) -> Iterator[type[TraceplaneError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        if child.__module__ == TraceplaneError.__module__:
+            yield from tree(child)
+
+
+def test_every_kind_of_error_ends_with_the_next_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = [kind for kind in tree() if kind is not SpecInvalid]
+    assert len(kinds) > 10
+    for kind in kinds:
+        for own in (None, "ask Ada"):
+            error = kind("some.code", "it is wrong", value=7, next_step=own)
+            monkeypatch.setattr(main, "cli", raises(error))
+            with pytest.raises(SystemExit) as end:
+                main.main()
+            assert end.value.code == (2 if issubclass(kind, UserError) else 1)
+            assert (
+                capsys.readouterr().err == f"some.code: it is wrong (value: '7') → {own or kind.otherwise}\n"
+            )
+    problem = SpecProblem(
+        "spec.unknown_field", "unknown", "dag.yaml", 3, 5, suggestion="did you mean 'jobs'?"
+    )
+    monkeypatch.setattr(main, "cli", raises(SpecInvalid((problem, problem))))
+    with pytest.raises(SystemExit):
+        main.main()
+    line = "dag.yaml:3:5: spec.unknown_field: unknown → did you mean 'jobs'?\n"
+    assert capsys.readouterr().err == line * 2
+
+
+def raises(error: TraceplaneError) -> Callable[..., None]:
+    def cli(**_: object) -> None:
+        raise error
+
+    return cli
 
 
 def resolved(*words: str) -> click.Command:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from traceplane.cli.doctor import diagnose
+from traceplane import __version__
+from traceplane.cli import browser
+from traceplane.cli.doctor import _memory, diagnose, same_clock, same_version
 from traceplane.wire.control import FailureView, StatusResponse, StuckView
 
 TASK = UUID(int=7)
@@ -17,6 +20,28 @@ def status(**fields: Any) -> StatusResponse:
 
 def found(answer: StatusResponse) -> dict[str, str]:
     return {finding.code: finding.level for finding in diagnose(answer)}
+
+
+def test_a_machine_without_memory_an_older_gateway_and_another_clock_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "meminfo"
+    for available, level in ((900_000, "warning"), (9_000_000, "ok")):
+        file.write_text(f"MemTotal:       16000000 kB\nMemFree: 1 kB\nMemAvailable:    {available} kB\n")
+        assert _memory(file).level == level
+    assert same_version(__version__).level == "ok"
+    assert same_version("0.0.1").sentence == f"The gateway runs Traceplane 0.0.1, this command {__version__}."
+    assert same_clock(-1.5).level == "ok"
+    assert same_clock(-60).sentence == "The clock of this machine is 60 s behind the gateway's."
+    assert same_clock(60).next_step is not None
+
+
+def test_a_browser_is_opened_only_where_somebody_sits() -> None:
+    here = {"DISPLAY": ":0"}
+    assert browser.is_there(here, at_terminal=True, platform="linux")
+    assert browser.is_there({}, at_terminal=True, platform="darwin")
+    assert not browser.is_there(here, at_terminal=False, platform="linux")
+    assert not browser.is_there({}, at_terminal=True, platform="linux")
+    assert not browser.is_there({**here, "SSH_CONNECTION": "10.0.0.1 5 10.0.0.2 22"}, at_terminal=True)
+    assert not browser.is_there({**here, "CI": "true"}, at_terminal=True)
 
 
 def test_a_platform_at_rest_is_well() -> None:

@@ -62,3 +62,9 @@ def test_a_reference_table_is_read_as_a_whole_and_changes_everything_or_nothing(
     assert recompute.affected((1, 1)) == EVERYTHING
     ignore = Edge(Read(What.ALL, on_change=OnChange.IGNORE), Partitions(), DAYS)
     assert ignore.affected((1, 1)) is None
+
+
+def test_what_reads_everything_reads_all_partitions_whatever_they_are() -> None:
+    """A query on Spark has no partitions, and reads datasets of days."""
+    assert Edge(Read(), DAYS, Partitions()).reads(EVERYTHING) == EVERYTHING
+    assert Edge(Read(), Partitions(), DAYS).reads(EVERYTHING) == EVERYTHING

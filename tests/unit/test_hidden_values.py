@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
-from base64 import b64encode
+import re
+from base64 import b64encode, encodebytes
+from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
@@ -57,6 +60,47 @@ def test_nothing_is_hidden_without_config_values() -> None:
 
 def test_an_invalid_url_is_hidden_as_a_whole() -> None:
     assert HiddenValues([{"url": "http://[broken"}]).without("at http://[broken!") == "at ***!"
+
+
+SPELLED = """pä"ss/wörd\\\\+12 of 'Zoë' <&> 😀"""
+JSON_KEY = '{"type": "service_account", "key": "-----BEGIN\\\\nMIIEvQIBADANBgkqh/+"}'
+LONG = "swordfish/" * 12
+
+
+def _lower(encoded: str) -> str:
+    return re.sub("%..", lambda escape: escape[0].lower(), encoded)
+
+
+@pytest.mark.parametrize("secret", [SPELLED, JSON_KEY, LONG], ids=["odd", "json", "long"])
+@pytest.mark.parametrize(
+    "spell",
+    [
+        repr,
+        ascii,
+        json.dumps,
+        lambda s: repr(s.encode()),
+        lambda s: json.dumps(s, ensure_ascii=False),
+        lambda s: json.dumps(s).replace("/", "\\/").replace("<", "\\u003c").replace("&", "\\u0026"),
+        lambda s: json.dumps(json.dumps({"key": s})),
+        lambda s: repr(json.dumps({"key": s})),
+        lambda s: quote(s, safe=""),
+        lambda s: _lower(quote(s, safe="")),
+        lambda s: quote(s, safe="!'()*~-_."),
+        lambda s: quote(quote(s, safe=""), safe=""),
+        html.escape,
+        lambda s: s.encode().hex(),
+        lambda s: encodebytes(s.encode()).decode(),
+        lambda s: repr(encodebytes(s.encode())),
+    ],
+)
+def test_secrets_are_hidden_however_their_characters_are_escaped(
+    secret: str, spell: Callable[[str], str]
+) -> None:
+    """Libraries differ in what they escape, and one may escape what another has escaped."""
+    written = spell(secret)
+    shown = HiddenValues(secrets=[secret]).without(f"<{written}>")
+    assert "***" in shown
+    assert not re.search("Zo|12|BEGIN|MIIE|account|sword|[0-9a-zA-Z+/]{12}", shown)
 
 
 CUT = "k+9/swordfish-7f3e1c55d0ab-ü"

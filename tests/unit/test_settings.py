@@ -222,6 +222,8 @@ def test_what_spark_on_s3_needs_belongs_together() -> None:
         ({**bucket, **role, "TRACEPLANE_S3_RENEWAL_ADDRESS": "http://10.0.0.5:7480"}, "without a scheme"),
         ({**bucket, **role, "TRACEPLANE_S3_TASK_SECONDS": "60"}, "as STS has it"),
         ({"TRACEPLANE_SPARK_CONF": "spark.hadoop.fs.s3a.access.key=x"}, "keep tasks apart"),
+        ({"TRACEPLANE_SPARK_MASTER": "k8s://https://kubernetes.default.svc"}, "standalone cluster"),
+        ({"TRACEPLANE_SPARK_MASTER": "yarn"}, "standalone cluster"),
         ({"TRACEPLANE_SPARK_UI_URL": "spark-history:18080"}, "address of a page"),
     ):
         with pytest.raises(InvalidInput, match=named):

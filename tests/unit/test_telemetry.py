@@ -220,7 +220,8 @@ class CollectorHandler(http.server.BaseHTTPRequestHandler):
         if self.headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
         self.server.paths.add(self.path)
-        for resource_spans in ExportTraceServiceRequest.FromString(body).resource_spans:
+        is_spans = self.path == "/v1/traces"
+        for resource_spans in ExportTraceServiceRequest.FromString(body if is_spans else b"").resource_spans:
             attributes = {a.key: a.value.string_value for a in resource_spans.resource.attributes}
             self.server.services.add(attributes["service.name"])
             for scope_spans in resource_spans.scope_spans:
@@ -266,7 +267,7 @@ def test_two_spans_joined_only_by_a_string_are_parent_and_child(collector: Colle
     attributes = {a.key: a.value.string_value or a.value.int_value for a in child.attributes}
     assert attributes == {"job": str(UUID(int=1)), "attempt": 2, "rows": 10}
     assert collector.services == {"dispatcher"}
-    assert collector.paths == {"/v1/traces"}
+    assert collector.paths == {"/v1/traces", "/v1/metrics"}
 
 
 def test_a_chain_of_finished_spans_leads_from_event_to_event(collector: Collector) -> None:

@@ -60,6 +60,8 @@ class TokenRecord:
     serves: tuple[str, ...] | None = None
     """The organizations whose tasks workers with this token get; None: all."""
     created_by: str = "traceplane"
+    made_from: UUID | None = None
+    """The token whose end is the end of this one."""
     member_id: UUID | None = None
     member: Member | None = None
     token_id: UUID | None = None

@@ -11,7 +11,7 @@ from traceplane.auth import keyring, opaque
 from traceplane.auth.keyring import Keyring, SigningKey
 from traceplane.auth.opaque import Member, Principal, TokenBook, TokenRecord
 from traceplane.auth.roles import Role, RoleMeaning, rights
-from traceplane.errors import Conflict, InvalidInput, NotFound
+from traceplane.errors import Conflict, InvalidInput, NotFound, Unauthenticated
 from traceplane.model.near_names import near
 from traceplane.postgres import tokens
 from traceplane.postgres.database import Transaction
@@ -169,10 +169,13 @@ async def issue_token(
 async def add_code(tx: Transaction, record: TokenRecord, code_hash: str, lifetime_seconds: float) -> None:
     """A code that may be exchanged, once, for a token with the rights of this one. It is stored like a token, so that
     what revokes the one revokes the other, by a hash that no token has."""
+    assert record.token_id is not None
     await tokens.forget_codes(tx, BY_CODE)
+    if not await tokens.hold_token(tx, record.token_id):
+        raise Unauthenticated("token.revoked", "the token was revoked", value=record.name)
     now = await tokens.clock(tx)
     draft = _copy(record, now, lifetime_seconds, created_by=BY_CODE)[1]
-    await _store_record(tx, replace(draft, token_hash=code_hash))
+    await _store_record(tx, replace(draft, token_hash=code_hash, made_from=record.token_id))
 
 
 async def exchange_code(
@@ -180,11 +183,13 @@ async def exchange_code(
 ) -> tuple[str, TokenRecord] | None:
     """A new token for a code, and the code's record; None if it was exchanged before, is too old or unknown."""
     record = (await load_token_book(tx)).by_hash(code_hash)
-    if record is None or not await tokens.spend_code(tx, code_hash, BY_CODE):
+    if record is None or record.made_from is None or not await tokens.hold_token(tx, record.made_from):
+        return None
+    if not await tokens.spend_code(tx, code_hash, BY_CODE):
         return None
     now = await tokens.clock(tx)
     token, made = _copy(record, now, lifetime_seconds, created_by=created_by)
-    await _store_record(tx, made)
+    await _store_record(tx, replace(made, made_from=record.made_from))
     return token, record
 
 
@@ -304,6 +309,7 @@ def _record(token: StoredToken, defined: RolesOfOrgs) -> TokenRecord:
         named_roles=None if token.roles is None else tuple(token.roles),
         datasets=None if token.datasets is None else tuple(token.datasets),
         created_by=token.created_by,
+        made_from=token.made_from,
         member_id=token.member_id,
         serves=None if token.serves is None else tuple(token.serves),
         member=None if token.member_name is None else Member(str(token.member_kind), token.member_name),
@@ -330,5 +336,6 @@ async def _store_record(tx: Transaction, record: TokenRecord) -> None:
             created_by=record.created_by,
             member_id=record.member_id,
             serves=record.serves,
+            made_from=record.made_from,
         ),
     )

@@ -5,6 +5,7 @@ that set up or run the platform itself.
     alerts        `traceplane alert`
     audit         `traceplane audit`
     backfill      `traceplane backfill`
+    browser       whether there is one, and what shows it a page
     channels      `traceplane channel`
     completion    `traceplane completion`: what a shell needs to complete commands and options
     coverage      what a dataset holds: its positions, its gaps and their reasons, as text

@@ -17,7 +17,7 @@ from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import Role
 from traceplane.cli import people, profile
 from traceplane.cli.grammar import Noun
-from traceplane.cli.output import say
+from traceplane.cli.output import as_json, say, say_json
 from traceplane.errors import InvalidInput, NotFound
 from traceplane.model import durations
 from traceplane.model.counted import counted
@@ -70,12 +70,14 @@ def _operator() -> str:
 
 
 @click.command()
+@as_json
 @click.pass_obj
-def migrate(settings: Settings) -> None:
+def migrate(settings: Settings, as_json: bool) -> None:
     """Set up or upgrade the state database, and write the first tokens to the home folder."""
     chosen, _ = profile.start_postgres(settings)
     asyncio.run(profile.prepare(chosen))
-    say(f"ready; tokens are in {settings.home / 'tokens'}")
+    folder = settings.home / "tokens"
+    say_json({"tokens": str(folder)}) if as_json else say(f"ready; tokens are in {folder}")
 
 
 @click.group(cls=Noun)
@@ -88,8 +90,9 @@ _ORG = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
 @org.command("create")
 @click.argument("name")
+@as_json
 @click.pass_obj
-def create_org(settings: Settings, name: str) -> None:
+def create_org(settings: Settings, name: str, as_json: bool) -> None:
     """Create the organization NAME, and print the token of its first admin. It is shown only once."""
     from traceplane.auth import store
 
@@ -100,16 +103,22 @@ def create_org(settings: Settings, name: str) -> None:
             value=name,
             next_step="for example acme or market-data",
         )
-    say(_in_transaction(settings, lambda tx: store.create_organization(tx, name), org=name, name=name))
+    token = _in_transaction(settings, lambda tx: store.create_organization(tx, name), org=name, name=name)
+    say_json({"org": name, "token": token}) if as_json else say(token)
 
 
 @org.command("list")
+@as_json
 @click.pass_obj
-def list_orgs(settings: Settings) -> None:
+def list_orgs(settings: Settings, as_json: bool) -> None:
     """List the organizations of this platform, with their ids."""
     from traceplane.auth import store
 
-    for name, org_id in _in_transaction(settings, store.organizations).items():
+    organizations = _in_transaction(settings, store.organizations)
+    if as_json:
+        say_json([{"name": name, "org_id": org_id} for name, org_id in organizations.items()])
+        return
+    for name, org_id in organizations.items():
         say(f"{name}  {org_id}")
 
 
@@ -138,6 +147,7 @@ _principal = click.argument("principal", type=click.Choice(["worker", "user"]))
     help="An organization that the worker serves; unset: the one of the settings.",
 )
 @click.option("--all-orgs", is_flag=True, help="The worker serves all organizations, also later ones.")
+@as_json
 @click.pass_obj
 def issue(
     settings: Settings,
@@ -147,6 +157,7 @@ def issue(
     pii: bool,
     orgs: tuple[str, ...],
     all_orgs: bool,
+    as_json: bool,
 ) -> None:
     """Print a new token. It is shown only once: only its hash is stored."""
     from traceplane.auth import store
@@ -189,37 +200,38 @@ def issue(
             " `traceplane token revoke` ends all of a name",
             err=True,
         )
-    say(token)
+    say_json({"name": name, "token": token}) if as_json else say(token)
 
 
 @token.command("rotate")
 @_principal
 @click.argument("name")
 @click.option("--overlap", type=float, help="Seconds that the old token stays valid.")
+@as_json
 @click.pass_obj
-def rotate(settings: Settings, principal: str, name: str, overlap: float | None) -> None:
+def rotate(settings: Settings, principal: str, name: str, overlap: float | None, as_json: bool) -> None:
     """Print a successor of the token NAME; the old one works until the overlap ends."""
     from traceplane.auth import store
 
     seconds = settings.token_overlap_seconds if overlap is None else overlap
-    say(
-        _in_transaction(
-            settings,
-            lambda tx: store.rotate_token(
-                tx, Principal(principal), org=settings.own_org, name=name, overlap_seconds=seconds
-            ),
-            org=settings.own_org,
-            principal=principal,
-            name=name,
-        )
+    token = _in_transaction(
+        settings,
+        lambda tx: store.rotate_token(
+            tx, Principal(principal), org=settings.own_org, name=name, overlap_seconds=seconds
+        ),
+        org=settings.own_org,
+        principal=principal,
+        name=name,
     )
+    say_json({"name": name, "token": token}) if as_json else say(token)
 
 
 @token.command("revoke")
 @_principal
 @click.argument("name")
+@as_json
 @click.pass_obj
-def revoke(settings: Settings, principal: str, name: str) -> None:
+def revoke(settings: Settings, principal: str, name: str, as_json: bool) -> None:
     """Refuse the token NAME from now on."""
     from traceplane.auth import store
 
@@ -235,6 +247,9 @@ def revoke(settings: Settings, principal: str, name: str) -> None:
             value=name,
             next_step=near(name, names) or f"no {principal} token was ever issued",
         )
+    if as_json:
+        say_json({"name": name, "revoked": count})
+        return
     say(f"revoked {count}" if count else f"revoked 0: {name} was revoked before")
 
 
@@ -247,8 +262,9 @@ def key() -> None:
 @click.option(
     "--overlap", type=float, help="Seconds until the new key signs, and again until the old one retires."
 )
+@as_json
 @click.pass_obj
-def rotate_keys(settings: Settings, overlap: float | None) -> None:
+def rotate_keys(settings: Settings, overlap: float | None, as_json: bool) -> None:
     """Add a signing key that takes over after the overlap. Use an overlap of 0 for a leaked key."""
     from traceplane.auth import store
     from traceplane.auth.master_key_file import MasterKeyFile
@@ -256,6 +272,9 @@ def rotate_keys(settings: Settings, overlap: float | None) -> None:
     seconds = settings.token_overlap_seconds if overlap is None else overlap
     file = MasterKeyFile(settings.master_key_path)
     ring = _in_transaction(settings, lambda tx: store.rotate_signing_key(tx, file.keys, seconds))
+    if as_json:
+        say_json({"keys": [key.kid for key in ring.keys]})
+        return
     for key in ring.keys:
         say(key.kid)
 
@@ -264,8 +283,9 @@ def rotate_keys(settings: Settings, overlap: float | None) -> None:
 @click.option(
     "--forget-old", is_flag=True, help="Instead: remove earlier keys from the file, if nothing needs them."
 )
+@as_json
 @click.pass_obj
-def rotate_master(settings: Settings, forget_old: bool) -> None:
+def rotate_master(settings: Settings, forget_old: bool, as_json: bool) -> None:
     """Put a new master key into the file, and seal signing keys and secrets anew with it, while everything runs."""
     from traceplane.auth import store
     from traceplane.auth.master_key_file import MasterKeyFile, new_key
@@ -300,6 +320,9 @@ def rotate_master(settings: Settings, forget_old: bool) -> None:
     if forget_old:
         while not _in_transaction(settings, forget):  # one was set meanwhile
             _in_transaction(settings, seal_anew)
+    if as_json:
+        say_json({"file": str(settings.master_key_path), "sealed": sealed})
+    elif forget_old:
         say(f"{settings.master_key_path} has one key; nothing is sealed with another")
     else:
         say(
@@ -320,6 +343,7 @@ def rotate_master(settings: Settings, forget_old: bool) -> None:
     type=click.IntRange(min=0),
     help="Earlier versions of each DAG to keep for a rollback; by default the setting gc_keep_versions.",
 )
+@as_json
 @click.pass_obj
 def gc(
     settings: Settings,
@@ -328,6 +352,7 @@ def gc(
     grace: str | None,
     history: str | None,
     keep_versions: int | None,
+    as_json: bool,
 ) -> None:
     """Delete data that nobody can read any more, and history that has ended, as dispatchers do in the background."""
     from traceplane.postgres.database import Database
@@ -354,7 +379,7 @@ def gc(
     def list_file(path: str, size: int) -> None:
         nonlocal listed
         listed += 1
-        if dry_run and (list_all or listed <= _FILES_LISTED):
+        if dry_run and not as_json and (list_all or listed <= _FILES_LISTED):
             say(f"{size:>12}  {path}")
 
     async def run() -> Collected:
@@ -367,6 +392,9 @@ def gc(
             await database.close()
 
     garbage = asyncio.run(run())
+    if as_json:
+        say_json(garbage)
+        return
     if dry_run and not list_all and listed > _FILES_LISTED:
         say(
             f"and {counted(listed - _FILES_LISTED, 'more file')}; `traceplane gc --dry-run --all` lists them too"

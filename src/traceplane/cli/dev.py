@@ -40,6 +40,9 @@ _IS_DAG = re.compile(r"^dag:", re.MULTILINE)
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Worker processes.")
 @click.option("--spark/--no-spark", default=True, show_default=True, help="Run a Spark worker too.")
 @click.option("--trigger/--no-trigger", default=False, show_default=True, help="Run a trigger too.")
+@click.option(
+    "--browser/--no-browser", default=True, show_default=True, help="Open the web UI, if there is a display."
+)
 @click.pass_obj
 def dev(
     settings: Settings,
@@ -48,6 +51,7 @@ def dev(
     workers: int,
     spark: bool,
     trigger: bool,
+    browser: bool,
 ) -> None:
     """Run everything, deploy FILES (default: the DAG files of this folder) whenever you save them, show what fails."""
 
@@ -56,7 +60,7 @@ def dev(
 
     _dag_files(files)
     quiet = replace(settings, log_level="warning") if settings.log_level == "info" else settings
-    run_platform(quiet, code, beside, workers=workers, spark=spark, trigger=trigger)
+    run_platform(quiet, code, beside, with_browser=browser, workers=workers, spark=spark, trigger=trigger)
 
 
 def _dag_files(given: Sequence[Path]) -> list[Path]:
@@ -154,7 +158,12 @@ class _Session:
         except TraceplaneError as error:
             return error
         except (OSError, UnicodeDecodeError) as error:  # removed, or half-written
-            return InvalidInput("dev.unreadable", f"the file cannot be read: {error}", value=str(file))
+            return InvalidInput(
+                "dev.unreadable",
+                f"the file cannot be read: {error}",
+                value=str(file),
+                next_step="save it again; it is deployed once it can be read",
+            )
         if answer.changed:
             say_lines(answer.text)
             state = "is being built beside the one that serves" if answer.building else "serves"

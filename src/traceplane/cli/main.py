@@ -151,9 +151,15 @@ def main() -> None:
 
 def _fail(error: TraceplaneError) -> NoReturn:
     # A message may quote a row's values, so its line breaks are replaced.
-    for problem in error.problems if isinstance(error, SpecInvalid) else (error,):
+    problems = error.problems if isinstance(error, SpecInvalid) else (_with_next_step(error),)
+    for problem in problems:  # a problem of a file says where to correct it
         say(" ".join(str(problem).splitlines()), err=True)
     sys.exit(2 if error.status < 500 else 1)
+
+
+def _with_next_step(error: TraceplaneError) -> TraceplaneError:
+    error.next_step = error.next_step or error.otherwise
+    return error
 
 
 def _usage_error(error: click.ClickException) -> InvalidInput:

@@ -87,6 +87,32 @@ def say_json(answer: object) -> None:
     click.echo(json_text(msgspec.json.format(msgspec.json.encode(answer)).decode()))
 
 
+def say_table(header: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
+    """At a terminal, columns under their names; elsewhere, a plain line for each row. `empty`: what to say if there is
+    none, on stderr, since a script that counts lines counts none."""
+    lines = [[one_line(cell) for cell in row] for row in rows]
+    if not lines:
+        say(empty, err=True)
+        return
+    if not is_terminal():
+        for line in lines:
+            say("  ".join(cell for cell in line if cell))
+        return
+    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
+    for line in ([name.upper() for name in header], *lines):
+        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def say_fields(answer: object) -> None:
+    """One thing, a line for each field that it has."""
+    fields: dict[str, Any] = msgspec.to_builtins(answer)
+    shown = {name: value for name, value in fields.items() if value not in (None, [], {}, "")}
+    width = max(map(len, shown), default=0)
+    for name, value in shown.items():
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        say(f"{name:<{width}}  {text}")
+
+
 def say_json_line(answer: object) -> None:
     """One of many answers, each on a line of its own."""
     click.echo(json_text(msgspec.json.encode(answer).decode()))

@@ -198,6 +198,7 @@ def withdraw(settings: Settings, name: str, role: str, as_json: bool) -> None:
 @click.option("--role", "roles", multiple=True, metavar="ROLE", help="Cut it down to this role.")
 @click.option("--dataset", "datasets", multiple=True, metavar="PATTERN", help="Cut it down to such datasets.")
 @_lasts
+@as_json
 @click.pass_obj
 def issue_token(
     settings: Settings,
@@ -206,6 +207,7 @@ def issue_token(
     roles: tuple[str, ...],
     datasets: tuple[str, ...],
     lasts: str | None,
+    as_json: bool,
 ) -> None:
     """Print a new token of NAME. It is shown only once: only its hash is stored."""
     body = NewTokenBody(
@@ -218,7 +220,7 @@ def issue_token(
     issued = call(settings, lambda c: c.call("POST", "/api/v1/tokens", IssuedToken, body))
     if issued.warning is not None:
         say(f"warning: {issued.warning}", err=True)
-    say(issued.token)
+    say_json(issued) if as_json else say(issued.token)
 
 
 @click.command("list")

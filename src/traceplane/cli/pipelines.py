@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from traceplane.cli.grammar import Noun
-from traceplane.cli.output import as_json, say, say_json
+from traceplane.cli.output import as_json, say, say_fields, say_json, say_table
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
 from traceplane.model.counted import counted
@@ -149,35 +149,43 @@ def list_(settings: Settings, user_id: str | None, ticker: str | None, limit: in
     if as_json:
         say_json(answer)
         return
-    for p in answer.pipelines:
-        say(_line(p))
+    say_table(
+        ("pipeline", "state", "owner", "name", "watches"), map(_cells, answer.pipelines), "no pipelines"
+    )
 
 
 @pipeline.command()
 @click.argument("pipeline_id", type=click.UUID)
+@as_json
 @click.pass_obj
-def show(settings: Settings, pipeline_id: UUID) -> None:
-    """Show one pipeline, as JSON."""
-    say_json(call(settings, lambda c: c.call("GET", f"{_PIPELINES}/{pipeline_id}", PipelineView)))
+def show(settings: Settings, pipeline_id: UUID, as_json: bool) -> None:
+    """Show one pipeline."""
+    shown = call(settings, lambda c: c.call("GET", f"{_PIPELINES}/{pipeline_id}", PipelineView))
+    say_json(shown) if as_json else say_fields(shown)
 
 
 @pipeline.command()
 @click.argument("pipeline_id", type=click.UUID)
+@as_json
 @click.pass_obj
-def delete(settings: Settings, pipeline_id: UUID) -> None:
+def delete(settings: Settings, pipeline_id: UUID, as_json: bool) -> None:
     """Delete a pipeline; a running execution continues, and its executions stay listed."""
-    pipeline = call(settings, lambda c: c.call("DELETE", f"{_PIPELINES}/{pipeline_id}", PipelineView))
-    say(f"{pipeline.pipeline_id}  {pipeline.name} is deleted")
+    deleted = call(settings, lambda c: c.call("DELETE", f"{_PIPELINES}/{pipeline_id}", PipelineView))
+    say_json(deleted) if as_json else say(f"{deleted.pipeline_id}  {deleted.name} is deleted")
 
 
 @pipeline.command()
 @click.argument("user_id", metavar="USER")
 @click.argument("launches_per_hour", type=click.IntRange(min=1), required=False)
+@as_json
 @click.pass_obj
-def limit(settings: Settings, user_id: str, launches_per_hour: int | None) -> None:
+def limit(settings: Settings, user_id: str, launches_per_hour: int | None, as_json: bool) -> None:
     """Let signals launch at most LAUNCHES_PER_HOUR executions for USER; without a number, remove the limit."""
     path, request = f"/api/v1/user-limits/{quote(user_id, safe='')}", UserLimitRequest(launches_per_hour)
     answer = call(settings, lambda c: c.call("PUT", path, UserLimitsResponse, request))
+    if as_json:
+        say_json(answer)
+        return
     for user, most in answer.launches_per_hour.items():
         say(f"{user}  {counted(most, 'launch')} per hour")
 
@@ -203,11 +211,13 @@ def list_lists(settings: Settings, as_json: bool) -> None:
 @scanner_list.command("set")
 @click.argument("name")
 @click.argument("tickers", nargs=-1, required=True)
+@as_json
 @click.pass_obj
-def set_list(settings: Settings, name: str, tickers: tuple[str, ...]) -> None:
+def set_list(settings: Settings, name: str, tickers: tuple[str, ...], as_json: bool) -> None:
     """Set the list NAME to exactly TICKERS; the pipelines that use it follow."""
     path, request = f"{_LISTS}/{quote(name, safe='')}", ScannerListRequest(list(tickers))
-    say(_list_line(call(settings, lambda c: c.call("PUT", path, ScannerListView, request))))
+    answer = call(settings, lambda c: c.call("PUT", path, ScannerListView, request))
+    say_json(answer) if as_json else say(_list_line(answer))
 
 
 def _list_line(scanner_list: ScannerListView) -> str:
@@ -217,12 +227,13 @@ def _list_line(scanner_list: ScannerListView) -> str:
 
 @scanner_list.command("delete")
 @click.argument("name")
+@as_json
 @click.pass_obj
-def delete_list(settings: Settings, name: str) -> None:
+def delete_list(settings: Settings, name: str, as_json: bool) -> None:
     """Delete a list that no pipeline uses."""
     path = f"{_LISTS}/{quote(name, safe='')}"
-    call(settings, lambda c: c.call("DELETE", path, ScannerListView))
-    say(f"{name} is deleted")
+    answer = call(settings, lambda c: c.call("DELETE", path, ScannerListView))
+    say_json(answer) if as_json else say(f"{name} is deleted")
 
 
 @click.group(cls=Noun)
@@ -250,18 +261,27 @@ def list_executions(
     if as_json:
         say_json(answer)
         return
-    for e in answer.executions:
-        why = f"signal {e.signal_id}" if e.signal_id is not None else f"time {e.scheduled_for}"
-        error = f"  {e.error['code']}: {e.error['message'][:80]}" if e.error else ""
-        say(f"{e.execution_id}  {e.status:<9} {e.pipeline}  {why}{error}")
+    say_table(
+        ("execution", "status", "pipeline", "launched by", "error"),
+        map(_run_cells, answer.executions),
+        "no executions",
+    )
+
+
+def _run_cells(e: ExecutionView) -> tuple[str, ...]:
+    why = f"signal {e.signal_id}" if e.signal_id is not None else f"time {e.scheduled_for}"
+    error = f"{e.error['code']}: {e.error['message'][:80]}" if e.error else ""
+    return str(e.execution_id), e.status, e.pipeline, why, error
 
 
 @execution.command("show")
 @click.argument("execution_id", type=click.UUID)
+@as_json
 @click.pass_obj
-def show_execution(settings: Settings, execution_id: UUID) -> None:
-    """Show one execution with its signal, as JSON."""
-    say_json(call(settings, lambda c: c.call("GET", f"{_EXECUTIONS}/{execution_id}", ExecutionView)))
+def show_execution(settings: Settings, execution_id: UUID, as_json: bool) -> None:
+    """Show one execution with its signal."""
+    shown = call(settings, lambda c: c.call("GET", f"{_EXECUTIONS}/{execution_id}", ExecutionView))
+    say_json(shown) if as_json else say_fields(shown)
 
 
 def _fields(options: _Described) -> dict[str, Any]:
@@ -322,10 +342,10 @@ def _print(pipeline: PipelineView, as_json: bool) -> None:
     if as_json:
         say_json(pipeline)
     else:
-        say(_line(pipeline))
+        say("  ".join(_cells(pipeline)))
 
 
-def _line(p: PipelineView) -> str:
+def _cells(p: PipelineView) -> tuple[str, ...]:
     watched = p.scanner_list or ",".join((p.scanner_tickers or [])[:5]) or p.schedule
     state = "running" if p.running else "idle" if p.is_active else "inactive"
-    return f"{p.pipeline_id}  {state:<8} {p.user_id}  {p.name}  {watched}"
+    return str(p.pipeline_id), state, p.user_id, p.name, watched or ""

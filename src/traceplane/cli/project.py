@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import click
 
 from traceplane import __version__
-from traceplane.cli.output import say
+from traceplane.cli.output import as_json, say, say_json
 from traceplane.errors import Conflict, InvalidInput
 
 _FILES = Path(__file__).parents[1] / "project"
@@ -21,7 +22,8 @@ _RENAMED = {"gitignore": ".gitignore"}
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=Path())
 @click.option("--name", help="Name of the DAG (default: the folder's).")
-def init(folder: Path, name: str | None) -> None:
+@as_json
+def init(folder: Path, name: str | None, as_json: bool) -> None:
     """Begin a project in FOLDER (default: this one): a DAG, its functions and their tests."""
     chosen = name if name is not None else _from(folder)
     if _NAME.fullmatch(chosen) is None:
@@ -44,8 +46,12 @@ def init(folder: Path, name: str | None) -> None:
         text = source.read_text().replace("PROJECT", chosen).replace("VERSION", __version__)
         path.write_text(text)
         shutil.copymode(source, path)
+    if as_json:
+        say_json({"dag": chosen, "files": [str(path) for _, path in files]})
+        return
+    for _, path in files:
         say(f"  {path}")
-    where = "" if folder == Path() else f"cd {folder} && "
+    where = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
     say(f"Next: {where}traceplane dev")
 
 

@@ -22,6 +22,7 @@ from traceplane.cli.output import (
     say,
     say_json,
     say_lines,
+    say_table,
     work_goes_on,
     write_file,
 )
@@ -102,7 +103,7 @@ def query(
         _explain(settings, QueryRequest(sql, None, *_as_of(as_of), engine=engine), as_json)
         return
     if to_dataset is not None:
-        _hand_over(settings, sql, _as_of(as_of), to_dataset, wait)
+        _hand_over(settings, sql, _as_of(as_of), to_dataset, wait, as_json)
         return
     if as_json and format_ not in (None, "json"):
         raise click.UsageError("use --format or --json, not both")
@@ -190,18 +191,26 @@ def _explained(settings: Settings, pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _hand_over(
-    settings: Settings, sql: str, as_of: tuple[dict[str, int], datetime | None], dataset: str, wait: bool
+    settings: Settings,
+    sql: str,
+    as_of: tuple[dict[str, int], datetime | None],
+    dataset: str,
+    wait: bool,
+    as_json: bool,
 ) -> None:
     request = QueryTaskRequest(sql, dataset, *as_of)
     query_task = call(settings, lambda c: c.call("POST", "/api/v1/query-tasks", QueryTask, request))
-    say(f"Task {query_task.task_id} computes {query_task.dataset}.")
+    if as_json:
+        say_json(query_task)
+    else:
+        say(f"Task {query_task.task_id} computes {query_task.dataset}.")
     path = f"/api/v1/tasks/{query_task.task_id}"
     with work_goes_on("the task", f"traceplane explain {query_task.task_id}"):
         while wait:
             task = call(settings, lambda c: c.call("GET", path, TaskDetail)).task
             if task.state in ("completed", "dead", "canceled"):
                 message = f": {task.error.get('message')}" if task.error else ""
-                say(f"It is {task.state}{message if task.state != 'completed' else ''}.")
+                say(f"It is {task.state}{message if task.state != 'completed' else ''}.", err=as_json)
                 raise SystemExit(0 if task.state == "completed" else 1)
             time.sleep(_POLL_SECONDS)
 
@@ -289,10 +298,11 @@ def list_(settings: Settings, as_json: bool) -> None:
     if as_json:
         say_json(listed)
         return
-    if not listed.datasets:
-        say("no datasets that you may see")
-    for d in listed.datasets:
-        say(f"{d.dataset}  {d.dag}@{d.version}  {contents(d)}")
+    say_table(
+        ("dataset", "version", "holds"),
+        ((d.dataset, f"{d.dag}@{d.version}", contents(d)) for d in listed.datasets),
+        "no datasets that you may see",
+    )
 
 
 @dataset.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -12,8 +13,8 @@ from typing import NoReturn
 import click
 
 from traceplane import crash_points, telemetry
-from traceplane.cli import preflight, profile, supervisor
-from traceplane.cli.output import note
+from traceplane.cli import browser, preflight, profile, supervisor
+from traceplane.cli.output import is_terminal, note
 from traceplane.cli.whereabouts import with_user_token
 from traceplane.errors import TraceplaneError
 from traceplane.http_service.client import Caller
@@ -63,11 +64,13 @@ def run_platform(
     code: tuple[Path, ...],
     beside: Callable[[Settings], Awaitable[None]] | None = None,
     *,
+    with_browser: bool = False,
     workers: int,
     spark: bool,
     trigger: bool,
 ) -> NoReturn:
-    """`beside`: what else this process does once the platform answers, until it stops."""
+    """`beside`: what else this process does once the platform answers, until it stops. `with_browser`: show the web UI
+    there, if somebody sits at this machine."""
     configure(settings, "up")
     chosen = preflight.checked(
         replace(settings, worker_code_paths=code or settings.worker_code_paths), trigger=trigger
@@ -77,7 +80,16 @@ def run_platform(
 
     async def main(stop: asyncio.Event) -> None:
         try:
-            await _run_all(chosen, stop, hurry, beside, workers=workers, spark=spark, trigger=trigger)
+            await _run_all(
+                chosen,
+                stop,
+                hurry,
+                beside,
+                with_browser=with_browser,
+                workers=workers,
+                spark=spark,
+                trigger=trigger,
+            )
         except TraceplaneError as failure:  # raised below, as in every command
             failures.append(failure)
 
@@ -96,6 +108,7 @@ async def _run_all(
     hurry: asyncio.Event,
     beside: Callable[[Settings], Awaitable[None]] | None,
     *,
+    with_browser: bool,
     workers: int,
     spark: bool,
     trigger: bool,
@@ -107,7 +120,7 @@ async def _run_all(
         prepared = await profile.prepare(ready)
         if server is not None:
             background.append(asyncio.create_task(profile.keep_postgres(server, prepared)))
-        ready_task = asyncio.create_task(_when_ready(prepared, beside))
+        ready_task = asyncio.create_task(_when_ready(prepared, beside, with_browser))
         ready_task.add_done_callback(lambda ended: None if _went_well(ended) else stop.set())
         background.append(ready_task)
         background.append(asyncio.create_task(_say_when_stopping(prepared, stop)))
@@ -128,7 +141,9 @@ def _went_well(ended: asyncio.Task[None]) -> bool:
     return ended.cancelled() or ended.exception() is None
 
 
-async def _when_ready(settings: Settings, beside: Callable[[Settings], Awaitable[None]] | None) -> None:
+async def _when_ready(
+    settings: Settings, beside: Callable[[Settings], Awaitable[None]] | None, with_browser: bool
+) -> None:
     for port in (settings.dispatcher_port, settings.gateway_port):
         await _until_it_answers(settings.host, port)
     token = token_file(settings, "user")
@@ -147,6 +162,10 @@ async def _when_ready(settings: Settings, beside: Callable[[Settings], Awaitable
         internal=settings.dispatcher_address,
         token_file=token,
     )
+    if link and with_browser and browser.is_there(os.environ, at_terminal=is_terminal()):
+        own = await _link(settings)  # each signs in once
+        if own is not None:
+            await asyncio.to_thread(browser.show, own)
     if beside is not None:
         await beside(settings)
 

@@ -36,8 +36,9 @@ _PATH = "/api/v1/identity-providers"
 @click.command()
 @click.option("--org", metavar="NAME", help="The organization; by default the setting org.")
 @click.option("--provider", metavar="NAME", help="The identity provider, if the organization has several.")
+@as_json
 @click.pass_obj
-def login(settings: Settings, org: str | None, provider: str | None) -> None:
+def login(settings: Settings, org: str | None, provider: str | None, as_json: bool) -> None:
     """Sign in with the identity provider of the organization, in a browser on any machine. Lasts 12 hours."""
     if settings.user_token is not None:
         raise InvalidInput(
@@ -49,7 +50,7 @@ def login(settings: Settings, org: str | None, provider: str | None) -> None:
     async def run() -> DeviceTokenResponse:
         caller = Caller(settings.gateway_address, tls_ca=settings.tls_ca)
         try:
-            return await _sign_in(caller, org or settings.own_org, provider)
+            return await _sign_in(caller, org or settings.own_org, provider, as_json=as_json)
         finally:
             await caller.close()
 
@@ -57,19 +58,24 @@ def login(settings: Settings, org: str | None, provider: str | None) -> None:
         done = asyncio.run(run())
     assert done.token is not None
     _keep(settings, done.token)
-    say(f"signed in as {done.name}; `traceplane logout` ends it")
+    if as_json:
+        say_json({"name": done.name})
+    else:
+        say(f"signed in as {done.name}; `traceplane logout` ends it")
 
 
-async def _sign_in(caller: Caller, org: str, provider: str | None) -> DeviceTokenResponse:
+async def _sign_in(caller: Caller, org: str, provider: str | None, *, as_json: bool) -> DeviceTokenResponse:
+    """`as_json`: what to do goes to stderr, beside the answer."""
     begun = await caller.call("POST", "/auth/device", DeviceResponse, DeviceRequest(org, provider))
     if begun.verification_uri_complete is not None:
         # The address has the code, so not every provider shows it once more.
         say(
             f"Open {begun.verification_uri_complete} and sign in;"
-            f" if the page shows a code, or asks for one, it is {begun.user_code}"
+            f" if the page shows a code, or asks for one, it is {begun.user_code}",
+            err=as_json,
         )
     else:
-        say(f"Open {begun.verification_uri} and enter the code {begun.user_code}")
+        say(f"Open {begun.verification_uri} and enter the code {begun.user_code}", err=as_json)
     question = DeviceTokenRequest(org, begun.provider, begun.device_code, begun.verifier)
     pause, left = begun.interval, begun.expires_in
     while left > 0:
@@ -98,8 +104,9 @@ def ui(settings: Settings, as_json: bool) -> None:
 
 
 @click.command()
+@as_json
 @click.pass_obj
-def logout(settings: Settings) -> None:
+def logout(settings: Settings, as_json: bool) -> None:
     """End the sign-in of this folder: the platform revokes its token."""
     if not signed_in_file(settings).exists():
         raise InvalidInput(
@@ -113,7 +120,7 @@ def logout(settings: Settings) -> None:
     except Unauthenticated:
         say("the sign-in had ended before", err=True)
     _forget(settings)
-    say("signed out")
+    say_json({"signed_out": True}) if as_json else say("signed out")
 
 
 def _keep(settings: Settings, token: str) -> None:

@@ -17,7 +17,7 @@ from traceplane.cli.cron import describe as describe_cron
 from traceplane.cli.failures import error_text, forgivable, logged, problems, unseen
 from traceplane.cli.failures import explained as failure_lines
 from traceplane.cli.grammar import Noun
-from traceplane.cli.output import as_json, say, say_json, say_json_line, say_lines
+from traceplane.cli.output import as_json, say, say_json, say_json_line, say_lines, say_table
 from traceplane.cli.scopes import MAY_BE_NEGATIVE, parse_ends, without_options
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
@@ -76,25 +76,25 @@ def list_(
     _list(settings, query, as_json)
 
 
-def _list(settings: Settings, query: dict[str, str], as_json: bool, none: str | None = None) -> None:
+def _list(settings: Settings, query: dict[str, str], as_json: bool, none: str = "no tasks") -> None:
     """Prints the tasks that match, or `none`."""
     answer = call(settings, lambda c: c.call("GET", "/api/v1/tasks", TasksResponse, query=query))
     if as_json:
         say_json(answer)
         return
-    for t in answer.tasks:
-        say(_task_line(t))
-    if none is not None and not answer.tasks:
-        say(none)
+    say_table(("task", "state", "job", "scope", "attempt", ""), map(_cells, answer.tasks), none)
 
 
-def _task_line(t: TaskView) -> str:
+def _cells(t: TaskView) -> tuple[str, ...]:
     error = t.error if t.state in ("dead", "queued") else None
-    message = f"  {error_text(error)}" if error else ""
     standing = f" ({t.standing})" if t.standing not in (None, "open") else ""
     return (
-        f"{t.task_id}  {t.state:<10} {t.dag}/{t.job}  {t.scope or '-'}  "
-        f"attempt {t.attempt}/{t.max_attempts}{standing}{message}"
+        str(t.task_id),
+        t.state,
+        f"{t.dag}/{t.job}",
+        t.scope or "-",
+        f"attempt {t.attempt}/{t.max_attempts}{standing}",
+        error_text(error) if error else "",
     )
 
 
@@ -223,9 +223,9 @@ def say_changes(
         say(", ".join(f"{n} {state}" for state, n in sorted(counts.items())) or none)
 
 
-def _change(settings: Settings, verb: str, request: TaskSelection) -> None:
+def _change(settings: Settings, verb: str, request: TaskSelection, as_json: bool) -> None:
     answer = change(settings, f"/api/v1/tasks/{verb}", request)
-    say_changes(request, answer)
+    say_json(answer) if as_json else say_changes(request, answer)
     if not answer.changed:
         raise SystemExit(1)
 
@@ -244,6 +244,7 @@ def of_a_dag(command: Any) -> Any:
 @task.command()
 @of_a_dag
 @click.option("--canceled", is_flag=True, help="With --dag: canceled tasks instead of dead ones.")
+@as_json
 @click.pass_obj
 def retry(
     settings: Settings,
@@ -252,30 +253,43 @@ def retry(
     job: str | None,
     range_: str | None,
     canceled: bool,
+    as_json: bool,
 ) -> None:
     """Retry dead or canceled tasks, with a fresh set of attempts."""
     state = "canceled" if canceled else "dead"
-    _change(settings, "retry", selection(task_ids, dag, job, range_, state=state))
+    _change(settings, "retry", selection(task_ids, dag, job, range_, state=state), as_json)
 
 
 @task.command()
 @of_a_dag
+@as_json
 @click.pass_obj
 def cancel(
-    settings: Settings, task_ids: tuple[UUID, ...], dag: str | None, job: str | None, range_: str | None
+    settings: Settings,
+    task_ids: tuple[UUID, ...],
+    dag: str | None,
+    job: str | None,
+    range_: str | None,
+    as_json: bool,
 ) -> None:
     """Cancel tasks: waiting ones immediately, running ones at their next heartbeat."""
-    _change(settings, "cancel", selection(task_ids, dag, job, range_))
+    _change(settings, "cancel", selection(task_ids, dag, job, range_), as_json)
 
 
 @task.command()
 @of_a_dag
+@as_json
 @click.pass_obj
 def ack(
-    settings: Settings, task_ids: tuple[UUID, ...], dag: str | None, job: str | None, range_: str | None
+    settings: Settings,
+    task_ids: tuple[UUID, ...],
+    dag: str | None,
+    job: str | None,
+    range_: str | None,
+    as_json: bool,
 ) -> None:
     """Acknowledge dead tasks: `status` no longer lists them."""
-    _change(settings, "acknowledge", selection(task_ids, dag, job, range_))
+    _change(settings, "acknowledge", selection(task_ids, dag, job, range_), as_json)
 
 
 @task.command()

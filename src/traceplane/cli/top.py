@@ -11,7 +11,7 @@ import click
 
 from traceplane.cli.coverage import contents
 from traceplane.cli.failures import problems
-from traceplane.cli.output import Screen
+from traceplane.cli.output import Screen, as_json, say_json_line
 from traceplane.cli.whereabouts import call
 from traceplane.http_service.client import Caller
 from traceplane.settings import Settings
@@ -32,8 +32,9 @@ class Reading:
     "--every", type=click.FloatRange(min=0.2), default=2.0, show_default=True, help="Seconds between looks."
 )
 @click.option("--times", type=click.IntRange(min=1), help="Stop after this many looks.")
+@as_json
 @click.pass_obj
-def top(settings: Settings, every: float, times: int | None) -> None:
+def top(settings: Settings, every: float, times: int | None, as_json: bool) -> None:
     """Show tasks by job, and how fast datasets grow, again and again until Ctrl-C."""
 
     async def watch(caller: Caller) -> StatusResponse:
@@ -41,7 +42,7 @@ def top(settings: Settings, every: float, times: int | None) -> None:
         while True:
             status = await caller.call("GET", "/api/v1/status", StatusResponse)
             now = Reading(time.monotonic(), status)
-            screen.show(list(lines(now, before)))
+            say_json_line(status) if as_json else screen.show(list(lines(now, before)))
             before, looks = now, looks + 1
             if looks == times:
                 return status

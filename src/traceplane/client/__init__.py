@@ -48,7 +48,7 @@ from traceplane.client.deploy_files import deploy_request
 from traceplane.client.deploys import Dags, Jobs
 from traceplane.client.people import Audit, IdentityProviders, Members, Roles, Secrets, Tokens
 from traceplane.client.pipelines import Executions, Pipelines, ScannerLists, UserLimits
-from traceplane.client.results import Pieces, as_pandas, as_polars
+from traceplane.client.results import Pieces, as_pandas, as_polars, as_spark
 from traceplane.client.scopes import OneScope, event_of, scopes_of
 from traceplane.client.selections import all_changes, selected
 from traceplane.errors import Conflict, PlatformError
@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
 Format = Literal["json", "csv", "arrow", "parquet"]
 _REPORT_PATIENCE_SECONDS = 600.0
@@ -368,6 +369,23 @@ class Client:
                 sql, as_of_version=as_of_version, as_of_time=as_of_time, max_rows=max_rows, engine=engine
             )
         )
+
+    def query_spark(
+        self,
+        session: SparkSession,
+        sql: str,
+        *,
+        as_of_version: Mapping[str, int] | None = None,
+        as_of_time: datetime | None = None,
+        max_rows: int | None = None,
+        engine: Engine = "auto",
+    ) -> DataFrame:
+        """The whole result, for a Spark session of this process or over Spark Connect. It passes through this process:
+        for much data, read the dataset with `traceplane.datasources` or as an Iceberg table."""
+        table = self.query(
+            sql, as_of_version=as_of_version, as_of_time=as_of_time, max_rows=max_rows, engine=engine
+        )
+        return as_spark(table, session)
 
     def pieces(
         self,

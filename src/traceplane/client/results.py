@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def as_pandas(table: pa.Table) -> pandas.DataFrame:
@@ -30,6 +31,10 @@ def as_polars(table: pa.Table) -> polars.DataFrame:
     frame = polars.from_arrow(table)
     assert isinstance(frame, polars.DataFrame)
     return frame
+
+
+def as_spark(table: pa.Table, session: SparkSession) -> DataFrame:
+    return session.createDataFrame(table)
 
 
 class Pieces:

@@ -3,6 +3,7 @@
     bucket_files  files in S3 that Spark's executors read and write themselves
     bucket_writer  runs in executors: writes a partition as Parquet files and stores them in S3
     checks        the checks of an output, computed on the files that were written
+    chain_files   runs in executors: stores the chain tables of a chunk in S3
     chain_parts   `range_ingest` and `integrity_check` on Spark
     connect_channel  how clients reach a Spark Connect server
     datasets      inputs as DataFrames of exactly their committed files; DataFrames as staged Parquet files

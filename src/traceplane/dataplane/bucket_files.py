@@ -27,6 +27,7 @@ from traceplane.sdk import OperatorTask, WrittenFile
 
 _S3A = "s3a://"
 _RESULT = "name string, bytes long, footer binary"
+_NO_COLUMNS = pa.schema([])
 
 
 def read_options(access: BucketAccess) -> dict[str, str]:
@@ -74,15 +75,21 @@ def write(task: OperatorTask, name: str, frame: DataFrame, output: DirectOutput)
 
     files = frame.mapInArrow(store, _RESULT).toArrow().sort_by("name").to_pylist()
     for file in files:
-        footer = parquet.ParquetFile(BytesIO(file["footer"]))
-        facts = parquet_facts.statistics(footer.metadata)
-        written = WrittenFile(file["name"], footer.metadata.num_rows, file["bytes"], facts, stored=True)
-        task.count_in(name, footer.schema_arrow, written)
+        count_in(task, name, file["name"], file["bytes"], file["footer"])
     if not files:
         task.write_table(name, schema.empty_table())
 
 
-def target_of(output: DirectOutput, schema: pa.Schema) -> bucket_writer.Target:
+def count_in(task: OperatorTask, output: str, name: str, size: int, footer: bytes) -> None:
+    """Adds a file that an executor has stored; `footer` is that of the file, as a file of its own."""
+    read = parquet.ParquetFile(BytesIO(footer))
+    facts = parquet_facts.statistics(read.metadata)
+    written = WrittenFile(name, read.metadata.num_rows, size, facts, stored=True)
+    task.count_in(output, read.schema_arrow, written)
+
+
+def target_of(output: DirectOutput, schema: pa.Schema = _NO_COLUMNS) -> bucket_writer.Target:
+    """`schema`: of what `bucket_writer` writes as Parquet itself."""
     access, renewal = output.access, output.access.renewal
     return bucket_writer.Target(
         bucket=output.bucket,

@@ -113,12 +113,14 @@ class _File:
 def _stored(target: Target, name: str, file: _File) -> pa.RecordBatch:
     footer = file.close()
     size = file.size
-    _put(target, target.prefix + name, file.sink.getbuffer())
+    put(target, name, file.sink.getbuffer())
     fields = [("name", pa.string()), ("bytes", pa.int64()), ("footer", pa.binary())]
     return pa.RecordBatch.from_pylist([{"name": name, "bytes": size, "footer": footer}], pa.schema(fields))
 
 
-def _put(target: Target, key: str, body: memoryview) -> None:
+def put(target: Target, name: str, body: memoryview) -> None:
+    """Stores a file under a name that no other has."""
+    key = target.prefix + name
     digest = hashlib.sha256(body).hexdigest()
     problem = ""
     for attempt in range(_TRIES):

@@ -1,7 +1,9 @@
 """`range_ingest` and `integrity_check` on Spark: a range is split into parts, which Spark runs in parallel.
 
 What parts do is in `chain.operators.parts`; here they are started, and their results are put together. A range of one
-chunk is read by this process, as on any other runtime.
+chunk is read by this process, as on any other runtime, unless only executors can read what is committed.
+
+Parts write into the attempt's folders, or, where executors use the bucket themselves, store their files there.
 """
 
 from __future__ import annotations
@@ -26,14 +28,16 @@ from traceplane.chain.operators.config import (
     read,
 )
 from traceplane.chain.operators.integrity_check import Discrepancy, of_other_block
-from traceplane.chain.operators.parts import Check, Done, Ingest, Range
+from traceplane.chain.operators.parts import Check, Done, InFolders, Ingest, Range
 from traceplane.chain.rpc import RpcClient, RpcSettings
-from traceplane.dataplane import datasets
+from traceplane.dataplane import bucket_files, datasets
+from traceplane.dataplane.chain_files import InBucket, StoredPart
 from traceplane.model.task_payload import DeclaredOutput, OperatorInput
-from traceplane.sdk import OperatorTask
+from traceplane.sdk import OperatorError, OperatorTask
 
 OpenSession = Callable[[], SparkSession]
 _BLOCKS, _HASHES = "block_number", ("block_hash", "parent_hash")
+_LACKS_US = "No module named 'traceplane'"
 _NO_ROWS = "block_number bigint, block_hash string, parent_hash string, rows bigint"
 
 
@@ -54,19 +58,34 @@ def ingest(task: OperatorTask, open_session: OpenSession) -> None:
             return
         blocks = _parts_of(settings, config, first, last, task.outputs)
         outputs = tuple(
-            DeclaredOutput(one.name, str(one.folder), one.existing, one.columns)
+            DeclaredOutput(
+                one.name,
+                str(one.folder),
+                one.existing,
+                one.columns,
+                cluster_by=one.cluster_by,
+                direct=one.direct,
+            )
             for one in task.outputs.values()
         )
-        work = Ingest(blocks, outputs, task.unique_key)
+        stored_in = {
+            one.name: bucket_files.target_of(one.direct) for one in outputs if one.direct is not None
+        }
+        write: parts.Write
+        if stored_in:
+            write, take = InBucket(outputs, stored_in, task.unique_key), _count_in
+        else:
+            write, take = InFolders(outputs, task.unique_key), _add_files
         numbers = open_session().range(0, blocks.parts, 1, blocks.parts)
-        _add_files(task, parts.linked(_results(numbers, work), blocks))
+        take(task, parts.linked(_results(numbers, Ingest(blocks, write)), blocks))
 
 
 def check(task: OperatorTask, open_session: OpenSession) -> None:
     with operator_errors():
         settings, config = read(task.config, CheckConfig)
         first, last = block_range(task)
-        if last - first < config.chunk_blocks:
+        lent = any(source.access is not None for source in task.inputs.values())
+        if last - first < config.chunk_blocks and not lent:
             integrity_check.run(task)
             return
         settings, head = asyncio.run(_reached(settings))
@@ -130,6 +149,12 @@ def _results(rows: DataFrame, work: parts.Work) -> list[Done]:
     except Exception as error:  # of PySpark or, from a session without Connect, of py4j
         if (own := parts.as_error(str(error))) is not None:
             raise own from None
+        if _LACKS_US in str(error):
+            raise OperatorError(
+                "operator.executors_lack_traceplane",
+                "the Python of Spark's executors has no traceplane, which fetches and checks the blocks there; "
+                "install the version that the worker has, or set runtime: python",
+            ) from None
         raise
 
 
@@ -142,6 +167,14 @@ def _add_files(task: OperatorTask, done: list[Done]) -> None:
             path.unlink()
         for file in files:
             task.add_file(name, file)
+
+
+def _count_in(task: OperatorTask, done: list[Done]) -> None:
+    """The same for files that executors have stored. Those of parts that Spark repeated are in nobody's list."""
+    made = [msgspec.json.decode(one.made, type=dict[str, list[StoredPart]]) for one in done]
+    for name in task.outputs:
+        for file in (file for of_chunk in made for file in of_chunk.get(name, ())):
+            bucket_files.count_in(task, name, file.name, file.size, file.footer)
 
 
 def _others(folder: Path, names: set[str]) -> Iterator[Path]:

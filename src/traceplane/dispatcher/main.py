@@ -33,6 +33,7 @@ from traceplane.dispatcher.loops.file_compaction import FileCompaction
 from traceplane.dispatcher.loops.file_listing import FileListing
 from traceplane.dispatcher.loops.freshness import Freshness
 from traceplane.dispatcher.loops.gauges import Gauges
+from traceplane.dispatcher.loops.openlineage import OpenLineage
 from traceplane.dispatcher.loops.outbox_relay import OutboxRelay
 from traceplane.dispatcher.loops.periodic import PeriodicPipelines
 from traceplane.dispatcher.loops.platform_alerts import PlatformAlerts
@@ -44,6 +45,7 @@ from traceplane.dispatcher.loops.sinks import Sinks
 from traceplane.dispatcher.loops.source_monitor import SourceMonitor
 from traceplane.dispatcher.loops.table_statistics import Statistics
 from traceplane.dispatcher.loops.webhook_keys import WebhookKeys
+from traceplane.dispatcher.openlineage.receivers import Receiver, receiver_for
 from traceplane.dispatcher.scheduling import Scheduler
 from traceplane.http_service.metrics import serve_metrics
 from traceplane.http_service.outgoing import Outgoing
@@ -118,6 +120,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             work_listener=database.listen(["traceplane_work"], lambda *_: scheduler.work_created(), stop),
             **(run_sinks(database, leases.reports, stop) if settings.dispatcher_runs_sinks else {}),
             **(run_deliveries(settings, database, vault, stop) if settings.dispatcher_runs_delivery else {}),
+            **_run_openlineage(settings, database, stop),
             files=run_loop("files", file_listing.run_once, interval=1.0, stop=stop),
             **_loops(settings, database, scheduler, relay, retention, decoders, activity, stop),
         )
@@ -181,6 +184,23 @@ def run_deliveries(
         "deliveries": run(),
         "delivery_listener": database.listen([deliveries.CHANNEL], lambda *_: queued.set(), stop),
     }
+
+
+def _run_openlineage(settings: Settings, database: Database, stop: asyncio.Event) -> dict[str, Any]:
+    receiver = receiver_for(settings)
+    return {} if receiver is None else {"openlineage": _openlineage(settings, database, receiver, stop)}
+
+
+async def _openlineage(
+    settings: Settings, database: Database, receiver: Receiver, stop: asyncio.Event
+) -> None:
+    loop = OpenLineage(
+        database, receiver, namespace=settings.openlineage_namespace, orgs=settings.openlineage_orgs
+    )
+    try:
+        await run_loop("openlineage", loop.run_once, interval=1.0, stop=stop)
+    finally:
+        await loop.finish()
 
 
 async def run_delivery(settings: Settings, stop: asyncio.Event) -> None:

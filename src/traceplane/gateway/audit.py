@@ -36,8 +36,8 @@ _NAMES = (
 """Fields of requests that name what a call is about, and which rights it gives."""
 _LONGEST_NAME = 200
 _LONGEST_LIST = 2000
-_READING = frozenset({"POST /api/v1/query", "POST /api/v1/plan", "POST /api/v1/alerts/test"})
-"""Calls that change nothing, although their method could."""
+_READING = frozenset({"POST /api/v1/plan", "POST /api/v1/alerts/test"})
+"""Calls that change nothing, although their method could. A query is none: one that Spark runs becomes a task."""
 
 _Key = tuple[UUID, str, str, str, tuple[tuple[str, str], ...], str | None, str]
 """Organization, principal and its kind, action, object, address, code."""

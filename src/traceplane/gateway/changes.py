@@ -4,7 +4,8 @@ While somebody of an organization listens, one look a second at cheap prints of 
 that takes long is followed by a longer pause. A message names jobs, datasets and DAGs, as far as the listener may see
 them, and nothing of what they hold: that is asked for with the usual calls and their rights.
 
-A stream ends after two minutes at most. The browser opens the next one by itself, and is checked again.
+A stream ends after two minutes at most, and the browser opens the next one by itself. Who listens is checked again
+before each message: a token or session that has ended hears nothing more, and other roles count at once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -21,7 +22,7 @@ import msgspec
 from traceplane import telemetry
 from traceplane.auth.callers import Caller
 from traceplane.auth.rights import Access, access_of
-from traceplane.errors import PlatformError, TooManyRequests
+from traceplane.errors import Forbidden, PlatformError, TooManyRequests, Unauthenticated
 from traceplane.http_service.routes import Call, Push, Route, Stream
 from traceplane.postgres import changes
 from traceplane.postgres.changes import Thing
@@ -36,6 +37,8 @@ _MOST_NAMED = 500
 """In one message; if more changed, the message says so by naming none."""
 _MOST_LISTENERS = 200
 """Of one organization at one gateway."""
+_MOST_OF_ONE_CALLER = 40
+"""So that nobody takes the streams of the others."""
 _ECHOES = frozenset({"created"})
 """Prints that end by themselves; that they are gone is no change."""
 
@@ -44,13 +47,15 @@ _ECHOES = frozenset({"created"})
 class _Watched:
     """An organization that somebody listens to."""
 
-    listeners: set[asyncio.Queue[frozenset[Thing]]] = field(default_factory=set)
+    listeners: dict[asyncio.Queue[frozenset[Thing]], str] = field(default_factory=dict)
+    """With whom each is counted as."""
     look: asyncio.Task[None] | None = None
 
 
 class ChangesApi:
-    def __init__(self, orgs: OrgDatabases) -> None:
-        self._orgs = orgs
+    def __init__(self, orgs: OrgDatabases, check_again: Callable[[Call[None]], Awaitable[Caller]]) -> None:
+        """`check_again`: who calls, as it would be if the call came now."""
+        self._orgs, self._check_again = orgs, check_again
         self._watched: dict[UUID, _Watched] = {}
         self._ended = False
 
@@ -70,14 +75,8 @@ class ChangesApi:
     async def changes(self, call: Call[None]) -> Stream:
         caller: Caller = call.principal
         query: ChangesQuery = call.query
-        watched = self._watched.get(caller.org_id)
-        if watched is not None and len(watched.listeners) >= _MOST_LISTENERS:
-            raise TooManyRequests(
-                "changes.too_many",
-                f"{_MOST_LISTENERS} streams of changes are open in the organization",
-                next_step="close some, or try again later",
-                retry_after_seconds=10,
-            )
+        if (watched := self._watched.get(caller.org_id)) is not None:
+            _check_room(list(watched.listeners.values()), caller)
 
         async def write(push: Push) -> None:
             ends = time.monotonic() + query.for_seconds
@@ -88,12 +87,16 @@ class ChangesApi:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(min(left, _QUIET_SECONDS)):
                             things = await heard.get()
-                    if not things and not self._ended:
+                    if self._ended:
+                        break
+                    try:
+                        now = await self._check_again(call)
+                    except (Unauthenticated, Forbidden, TooManyRequests):
+                        break  # the next call says why
+                    if not things:
                         await push(b": nothing\n\n")
                         continue
-                    if not things:
-                        break
-                    message = changed(things, await self._access(caller))
+                    message = changed(things, await self._access(now))
                     if message != Changed():
                         await push(b"event: changed\ndata: %s\n\n" % msgspec.json.encode(message))
 
@@ -108,13 +111,13 @@ class ChangesApi:
     async def _listening(self, caller: Caller) -> AsyncIterator[asyncio.Queue[frozenset[Thing]]]:
         watched = self._watched.setdefault(caller.org_id, _Watched())
         heard: asyncio.Queue[frozenset[Thing]] = asyncio.Queue()
-        watched.listeners.add(heard)
+        watched.listeners[heard] = caller.counted_as
         if watched.look is None or watched.look.done():
             watched.look = asyncio.create_task(self._watch(caller.org_id, caller.org, watched))
         try:
             yield heard
         finally:
-            watched.listeners.discard(heard)
+            del watched.listeners[heard]
             if not watched.listeners and watched.look is not None:
                 watched.look.cancel()
                 self._watched.pop(caller.org_id, None)
@@ -135,6 +138,20 @@ class ChangesApi:
                 before = now
             took = time.monotonic() - begun
             await asyncio.sleep(max(_PAUSE_SECONDS, took * _PAUSE_PER_LOOK))
+
+
+def _check_room(listeners: Sequence[str], caller: Caller) -> None:
+    for most, there, where in (
+        (_MOST_OF_ONE_CALLER, listeners.count(caller.counted_as), "of yours are open"),
+        (_MOST_LISTENERS, len(listeners), "are open in the organization"),
+    ):
+        if there >= most:
+            raise TooManyRequests(
+                "changes.too_many",
+                f"{most} streams of changes {where}",
+                next_step="close some, or try again later",
+                retry_after_seconds=10,
+            )
 
 
 def differing(before: dict[Thing, str], now: dict[Thing, str]) -> frozenset[Thing]:

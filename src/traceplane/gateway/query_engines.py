@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
-from uuid import uuid4
 
 from msgspec import structs
 
@@ -59,8 +58,14 @@ class QueryEngines:
         )
 
     async def hand_over(
-        self, database: Database, caller: QueryCaller, asked: QueryRequest, planned: PlannedFiles
+        self,
+        database: Database,
+        caller: QueryCaller,
+        asked: QueryRequest,
+        planned: PlannedFiles,
+        dataset: str,
     ) -> QueryTask:
+        """`dataset`: the name of the result's."""
         reason = self._reason(asked, planned)
         if Role(caller.role) not in _MAY_STORE:
             raise Forbidden(
@@ -81,7 +86,6 @@ class QueryEngines:
         moment = await pinned.settled_moment(self._database)
         if asked.as_of_time is not None:
             moment = min(moment, asked.as_of_time)
-        dataset = f"query-results.{uuid4().hex[:16]}"
         request = QueryTaskRequest(asked.sql, dataset, asked.as_of_version, asked.as_of_time)
         made = await self.start(database, caller, request, pinned_at=moment)
         return structs.replace(made, reason=reason)

@@ -11,6 +11,7 @@ from traceplane.auth.access import cut_down
 from traceplane.auth.callers import Caller
 from traceplane.errors import Forbidden, InvalidInput, NotFound
 from traceplane.http_service.routes import Call, Route
+from traceplane.model import hidden_values
 from traceplane.model.near_names import near, nearest
 from traceplane.postgres import channels, people, registry, sign_in
 from traceplane.postgres.database import Transaction, retry_on_conflict
@@ -80,6 +81,10 @@ class SecretApi:
                 return setting, await _warnings(tx, call.principal, asked)
 
         setting, warnings = await retry_on_conflict(once)
+        if len(asked.value.strip()) < hidden_values.SHORTEST:
+            warnings.append(
+                f"a value of fewer than {hidden_values.SHORTEST} characters is not hidden in logs and errors"
+            )
         version = await setting.complete(call.principal.database)
         async with call.principal.database.transaction() as tx:
             await channels.retry_with(tx, call.principal.org_id, reference(name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -76,7 +76,7 @@ class Caller:
         if self._session is not None:
             await self._session.close()
 
-    async def stream(self, path: str, body: object) -> AsyncIterator[bytes]:
+    async def stream(self, path: str, body: object) -> AsyncGenerator[bytes, None]:
         """The answer to a POST, piece by piece; raises if it is not complete."""
         import aiohttp
 

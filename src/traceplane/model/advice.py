@@ -60,6 +60,8 @@ _SURROUNDINGS = {
     " it back",
     "files.not_allowed": "add it to the setting of gateways, dispatchers and workers, and restart them",
     "files.unavailable": "check that it exists, is mounted, and that the platform's user may read it",
+    "operator.executors_lack_traceplane": "install the worker's version of Traceplane for the executors' Python; the"
+    " task is retried",
     "operator.input_unreadable": "restore the file, or recompute its scope with `traceplane backfill`",
     "operator.package_broken": "correct or upgrade the package on the workers and restart them; tasks are retried",
     "operator.package_missing": "install the package on the workers and restart them; tasks are retried",
@@ -124,6 +126,8 @@ _DEFINITION = {
     "operator.no_entrypoint": "correct the entrypoint, or the worker's `worker_code_paths`",
     "operator.range_too_wide": "emit the range in parts",
     "operator.timeout": "make it faster, or raise the timeout",
+    "task.too_many_files": "have small files merged, narrow the input by `where`, or have the job work on smaller"
+    " scopes",
     "operator.unknown": "use one of those named",
     "invoke.timeout": "make it faster, or raise the timeout",
 }

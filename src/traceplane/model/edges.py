@@ -109,7 +109,7 @@ def same_periods(one: Partitions, other: Partitions) -> bool:
 
 def overlapping(positions: Range, source: Partitions, target: Partitions) -> Range:
     """The partitions of `target` that have something in common with some of `source`."""
-    if same_periods(source, target):
+    if same_periods(source, target) or positions == EVERYTHING:  # such as the scope of a query
         return positions
     if not (source.is_time and target.is_time):
         raise ValueError(f"a {source.by} is in no {target.by}")

@@ -1,16 +1,17 @@
 """Removes values that an operator was passed from the text that it wrote: an error often repeats the URL that failed.
 
 Text is recognized verbatim, as Python and JSON escape it in quotes, line by line, and the parts of a URL. A secret is
-recognized in the forms that it takes on its way to a server, too: encoded for a URL, in base64, also as a part of what
-was encoded, and in a string of a query; and where the limit of a text cut it. Any other form, such as a part of a
-value, is not recognized.
+recognized in the forms that it takes on its way to a server, too: each of its characters escaped or not, as libraries
+differ in which ones they escape for URLs, JSON, Python, HTML and queries; in base64, also as a part of what was
+encoded, and in hexadecimal digits; and where the limit of a text cut it. Any other form, such as a part of a value, is
+not recognized.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from base64 import b64encode
+from base64 import b64encode, encodebytes
 from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote, urlsplit
@@ -24,6 +25,8 @@ _SHORTEST_LINE = 16
 _MAY_BE_CUT = 400
 """Texts and lines of this length may have lost their rest, or their beginning, to a limit."""
 PLACEHOLDER = "***"
+_IN_HTML = {'"': "quot", "&": "amp", "'": "apos", "<": "lt", ">": "gt"}
+_IN_QUOTES = {"\n": "n", "\r": "r", "\t": "t"}
 _NO_SECRET = ("entrypoint",)
 """Config fields that name code; tracebacks name it too, so hiding it would make them useless."""
 
@@ -35,8 +38,7 @@ class HiddenValues:
         secrets = list(secrets)
         texts = {text for value in handed for text in _texts(value) if len(text) >= SHORTEST}
         texts |= {text for value in secrets for text in _forms(value) if len(text) >= SHORTEST}
-        longest_first = sorted(texts, key=lambda text: (-len(text), text))
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if texts else None
+        self._pattern = _pattern_of(texts, {t for s in secrets for t in _lines(s) if len(t) >= SHORTEST})
         self._secret_forms = {text for value in secrets for text in _forms(value) if len(text) > SHORTEST}
 
     def without(self, value: Any) -> Any:
@@ -91,6 +93,50 @@ class HiddenValues:
         return line
 
 
+def _pattern_of(texts: Iterable[str], secrets: Iterable[str]) -> re.Pattern[str] | None:
+    """Of all texts, and of the secrets however their characters are escaped."""
+    patterns = {text: re.escape(text) for text in texts}
+    patterns |= {secret: _spelled(secret) for secret in secrets}
+    if not patterns:
+        return None
+    longest_first = [patterns[text] for text in sorted(patterns, key=lambda text: (-len(text), text))]
+    # Most places in a text are the beginning of nothing, and this is quick to see.
+    beginnings = "".join(map(re.escape, sorted({text[0] for text in patterns})))
+    return re.compile(f"(?=[{beginnings}%&+\\\\])(?:{'|'.join(longest_first)})")
+
+
+def _spelled(text: str) -> str:
+    """A pattern of the text with each character as it is or escaped, also if what escaped it was escaped again."""
+    runs = re.findall(r"\\+|[^\\]", text, re.DOTALL)
+    return "".join(_backslashes(len(run)) if run[0] == "\\" else _spellings(run) for run in runs)
+
+
+def _backslashes(count: int) -> str:
+    """How many there may be has an end, so that a search takes no longer than it must."""
+    return rf"(?:\\{{{count},{16 * count}}}|(?i:(?:%(?:25){{0,2}}5c){{{count}}}))"
+
+
+def _spellings(char: str) -> str:
+    if char.isascii() and char.isalnum():
+        return char
+    encoded, code = char.encode(errors="surrogatepass"), ord(char)
+    units = char.encode("utf-16-be", errors="surrogatepass").hex()
+    escaped = [
+        "".join(f"%(?:25){{0,2}}{byte:02x}" for byte in encoded),
+        "".join(rf"\\{{1,8}}x{byte:02x}" for byte in encoded),
+        "".join(rf"\\{{1,8}}u{units[at : at + 4]}" for at in range(0, len(units), 4)),
+        rf"\\{{1,8}}U{code:08x}",
+        f"&(?:amp;)?(?:#0*{code}|#x0*{code:x}|{_IN_HTML.get(char, 'none')});",
+    ]
+    if code < 256:
+        escaped.append(rf"\\{{1,8}}x{code:02x}")
+    if char in _IN_QUOTES:
+        escaped.append(rf"\\{{1,8}}{_IN_QUOTES[char]}")
+    if char == " ":
+        escaped.append(r"\+")
+    return rf"(?:\\{{0,8}}{re.escape(char)}|(?i:{'|'.join(escaped)}))"
+
+
 def _forms(secret: str) -> Iterator[str]:
     for text in _texts(secret):
         yield text
@@ -98,6 +144,9 @@ def _forms(secret: str) -> Iterator[str]:
         yield quote(text)
         yield quote_plus(text)
         yield from _in_base64(text.encode())
+        yield from encodebytes(text.encode()).decode().splitlines()
+        yield text.encode().hex()
+        yield text.encode().hex().upper()
         yield from _in_query(text)
 
 
@@ -123,10 +172,8 @@ def _in_base64(raw: bytes) -> Iterator[str]:
 def _texts(value: object) -> Iterator[str]:
     match value:
         case str():
-            lines = [line for line in value.splitlines() if len(line) >= _SHORTEST_LINE]
-            for text in (value, *lines):
+            for text in _lines(value):
                 yield text
-                yield text.strip()
                 yield repr(text)[1:-1]
                 yield json.dumps(text)[1:-1]
             yield value.replace("\n", "\\n")
@@ -138,6 +185,13 @@ def _texts(value: object) -> Iterator[str]:
         case list() | tuple():
             for item in value:
                 yield from _texts(item)
+
+
+def _lines(text: str) -> Iterator[str]:
+    """The text, and each of its lines that is long enough, also without blanks around them."""
+    for line in (text, *(line for line in text.splitlines() if len(line) >= _SHORTEST_LINE)):
+        yield line
+        yield line.strip()
 
 
 def _parts_of_address(text: str) -> Iterator[str]:

@@ -56,9 +56,9 @@ class AskedColumn:
 
 def asked(columns: Iterable[AskedColumn]) -> Asked | None:
     """None if nothing is asked. A file is left out if that is true of it which excludes it; what cannot be compared,
-    such as text with a number, is neither true nor false."""
+    such as text with a number, is neither true nor false, and a filter passes only what is true."""
     excluded = " || ".join(f"({_excluded(column)})" for column in columns)
-    return f"$[*] ? (@.rows != 0 && (!({excluded}) || ({excluded}) is unknown))" if excluded else None
+    return f"$[*] ? (@.rows != 0 && !exists(@ ? ({excluded})))" if excluded else None
 
 
 def _excluded(column: AskedColumn) -> str:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from traceplane.postgres.database import Transaction, statements
+from traceplane.postgres.tokens import revoke_made_from
 
 _SQL = statements("people")
 
@@ -132,5 +133,8 @@ async def tokens(tx: Transaction, *, of_member: UUID | None = None) -> list[List
 
 
 async def revoke_token(tx: Transaction, token_id: UUID, *, of_member: UUID | None = None) -> str | None:
+    """Its name; None if there is no such token to revoke. Browsers that it signed in are signed out."""
     name: str | None = await tx.value(_SQL["revoke_token"], token_id, of_member)
+    if name is not None:
+        await revoke_made_from(tx, token_id)
     return name

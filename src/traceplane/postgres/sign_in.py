@@ -8,6 +8,7 @@ from datetime import datetime
 from uuid import UUID
 
 from traceplane.postgres.database import Transaction, statements
+from traceplane.postgres.tokens import revoke_made_from
 
 _SQL = statements("sign_in")
 
@@ -183,4 +184,7 @@ async def end_session(tx: Transaction, session_hash: str) -> None:
 
 async def end_token(tx: Transaction, token_hash: str) -> bool:
     """Whether there was such a token of a sign-in, not revoked yet."""
-    return bool(await tx.value(_SQL["end_token"], token_hash))
+    token_id: UUID | None = await tx.value(_SQL["end_token"], token_hash)
+    if token_id is not None:
+        await revoke_made_from(tx, token_id)
+    return token_id is not None

@@ -39,6 +39,8 @@ class NewToken:
     created_by: str
     member_id: UUID | None
     serves: Sequence[str] | None
+    made_from: UUID | None
+    """The token whose end is the end of this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,18 @@ async def store_access_token(tx: Transaction, token: NewToken) -> None:
         _SQL["store_access_token"],
         *(token.token_hash, token.principal, token.org, token.name),
         *(token.created_at, token.expires_at, token.revoked_at, token.sees_pii),
-        *(token.roles, token.datasets, token.created_by, token.member_id, token.serves),
+        *(token.roles, token.datasets, token.created_by, token.member_id, token.serves, token.made_from),
     )
+
+
+async def hold_token(tx: Transaction, token_id: UUID) -> bool:
+    """Whether it is not revoked; nobody revokes it before the transaction ends."""
+    return bool(await tx.value(_SQL["hold_token"], token_id))
+
+
+async def revoke_made_from(tx: Transaction, token_id: UUID) -> None:
+    """After the token itself: what was made from it at the same moment is then there to be found."""
+    await tx.rows(_SQL["revoke_made_from"], token_id)
 
 
 async def forget_codes(tx: Transaction, created_by: str) -> None:

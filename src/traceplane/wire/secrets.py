@@ -28,7 +28,7 @@ class SecretSet(Wire, frozen=True):
     version: int | str | None = None
     """A number; with AWS Secrets Manager, the version's id there."""
     warnings: list[str] = []
-    """Names of jobs and roles that do not exist yet."""
+    """Names of jobs and roles that do not exist yet, and that the value is too short to be hidden."""
 
 
 class SecretRightsView(Wire, frozen=True):

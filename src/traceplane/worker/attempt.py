@@ -104,7 +104,7 @@ class Attempts:
         held.task = await with_all_files(self._client, held.task, lambda: held.token)
         task, job = held.task, held.job
         async with AsyncExitStack() as during:
-            lent = self._store.direct is not None and lends(held.operator)
+            lent = self._store.direct is not None and lends(held)
             if self._store.cache is not None and (not lent or task.hot_inputs):
                 await during.enter_async_context(self._store.cache.holding(granted_files(task)))
             if task.hot_inputs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -83,7 +83,7 @@ class DispatcherClient:
     def rows(self, request: RowsRequest) -> AsyncIterator[bytes]:
         return self._caller.stream("/internal/input-rows", request)
 
-    def files(self, request: FilesRequest) -> AsyncIterator[bytes]:
+    def files(self, request: FilesRequest) -> AsyncGenerator[bytes, None]:
         return self._caller.stream("/internal/input-files", request)
 
     async def fetch(self, fence: Fence) -> FetchResponse:

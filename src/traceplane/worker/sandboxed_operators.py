@@ -72,7 +72,7 @@ class SandboxedOperators:
                 code = code.with_packages(environment.packages)
             sandbox = await self._sandboxes.for_job(network=job.network or operator.network)
             borrowed = None
-            if spark is not None and self._store.direct is not None and lends(operator):
+            if spark is not None and self._store.direct is not None and lends(held):
                 borrowed = await during.enter_async_context(
                     self._store.direct.lent(held.task, job, held.local)
                 )
@@ -107,9 +107,9 @@ class SandboxedOperators:
             return self._spark
         scope = held.task.scope
         is_one = scope is None or scope.first == scope.last
-        # Parts write into the attempt's folder, which executors that use the bucket themselves need not share.
-        shares_no_folder = self._store.direct is not None and self._online_spark is None
-        return None if is_one or shares_no_folder else self._online_spark or self._spark
+        if is_one or (self._store.direct is not None and not lends(held)):
+            return None
+        return self._online_spark or self._spark
 
     def _assignment(
         self,
@@ -181,10 +181,13 @@ class SandboxedOperators:
             raise PlatformError(f"task.{answer.outcome}", message)
 
 
-def lends(operator: OperatorSpec | None) -> bool:
-    """Whether Spark's executors may read and write the bucket themselves for its tasks. What splits its work by itself
-    has files in folders."""
-    return operator is None or not operator.splits_on_spark
+def lends(held: HeldTask) -> bool:
+    """Whether Spark's executors may read and write the bucket themselves for this task. What splits its scope by itself
+    does not start Spark for one position, and reads rows that its outputs have already from folders."""
+    if held.operator is None or not held.operator.splits_on_spark:
+        return True
+    scope = held.task.scope
+    return scope is not None and scope.first != scope.last and not any(held.task.output_files or ())
 
 
 def _usable_operator(held: HeldTask) -> OperatorSpec:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -147,35 +148,55 @@ def as_error(text: str) -> OperatorError | None:
         return None
 
 
+Write = Callable[[Chunk], dict[str, list[Any]]]
+"""Writes the tables of a chunk. What it made of each is JSON that whoever started the parts understands."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ingest:
-    """Writes each chunk as one file per output; `made` lists their names."""
+    """Writes each chunk; `made` lists its files by output."""
 
     blocks: Range
-    outputs: tuple[DeclaredOutput, ...]
-    unique_key: tuple[str, ...]
+    write: Write
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Done]:
         for batch in batches:
             for part in batch.column(0).to_pylist():
                 with self.blocks.read(part) as chunks:
                     for chunk in chunks:
-                        made = msgspec.json.encode(self._write(chunk)).decode()
+                        made = msgspec.json.encode(self.write(chunk)).decode()
                         yield Done(chunk.first, chunk.last, chunk.parent_hash, chunk.last_hash, made)
 
-    def _write(self, chunk: Chunk) -> dict[str, list[str]]:
+
+@dataclass(frozen=True, slots=True)
+class InFolders:
+    """One file per output in its folder, which this process shares with whoever started it; lists their names."""
+
+    outputs: tuple[DeclaredOutput, ...]
+    unique_key: tuple[str, ...]
+
+    def __call__(self, chunk: Chunk) -> dict[str, list[Any]]:
+        task = written(chunk, self.outputs, self.unique_key)
+        return {name: [file.name for file in one.files] for name, one in task.written.items()}
+
+
+def written(
+    chunk: Chunk, outputs: tuple[DeclaredOutput, ...], unique_key: tuple[str, ...], *, in_memory: bool = False
+) -> OperatorTask:
+    """A task that has written nothing but this chunk, to the outputs' folders or to memory."""
+    task = OperatorTask(
+        task_id="",
+        attempt=0,
+        payload=TaskPayload(outputs=outputs, unique_key=unique_key),
+        output_folders={output.name: str(output.folder) for output in outputs},
+        temp_dir=".",
+        inline_bytes=sys.maxsize if in_memory else 0,
         # Spark may run a part twice, at the same time even: no two write to one file.
-        task = OperatorTask(
-            task_id="",
-            attempt=0,
-            payload=TaskPayload(outputs=self.outputs, unique_key=self.unique_key),
-            output_folders={output.name: str(output.folder) for output in self.outputs},
-            temp_dir=".",
-            mark=f"{chunk.first}-{secrets.token_hex(8)}-",
-        )
-        for name, table in chunk.tables.items():
-            task.write(name, table)
-        return {name: [file.name for file in written.files] for name, written in task.written.items()}
+        mark=f"{chunk.first}-{secrets.token_hex(8)}-",
+    )
+    for name, table in chunk.tables.items():
+        task.write(name, table)
+    return task
 
 
 @dataclass(frozen=True, slots=True)

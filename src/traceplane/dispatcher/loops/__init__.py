@@ -13,6 +13,7 @@ A pass is a few bounded transactions that any number of dispatchers may run conc
     file_listing      lists the files of file sources, and announces partitions that have changed
     freshness         notices datasets that got no rows for too long
     gauges            queue depths, ages and holds as gauges
+    openlineage       tells a receiver of OpenLineage events what became of tasks
     outbox_relay      sends outbox rows to wake queues and invokers, at least once
     platform_alerts   the platform's own alerts: dead tasks, queues, sources, messages, disks
     periodic          launches periodic pipelines when they are due, by the database's clock

@@ -1,11 +1,11 @@
-"""Depths and ages of queues as gauges: of tasks, of wake-ups, and of messages for channels."""
+"""Depths and ages of queues as gauges: of tasks, of wake-ups, and of messages for channels; and workers."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from traceplane import telemetry
-from traceplane.postgres import channels, outbox, task_views
+from traceplane.postgres import channels, outbox, task_views, workers
 from traceplane.postgres.database import Database
 from traceplane.runtime.process import Outcome
 
@@ -19,6 +19,7 @@ class Gauges:
             rows = await task_views.depths(tx)
             lag = await outbox.lag_seconds(tx)
             messages = await channels.depths(tx)
+            seen = Counter(worker.runtime for worker in await workers.there(tx))
         depth: defaultdict[str, float] = defaultdict(float)
         age: defaultdict[str, float] = defaultdict(float)
         running: defaultdict[str, float] = defaultdict(float)
@@ -32,6 +33,7 @@ class Gauges:
         telemetry.replace_gauge("queue_depth", depth)
         telemetry.replace_gauge("queue_age_seconds", age)
         telemetry.replace_gauge("tasks_running", running)
+        telemetry.replace_gauge("workers", seen)
         telemetry.gauge("outbox_lag_seconds", lag)
         telemetry.replace_gauge("deliveries_waiting", {m.channel: m.waiting for m in messages})
         telemetry.replace_gauge("deliveries_dead", {m.channel: m.dead for m in messages})

@@ -242,11 +242,10 @@ where k.generation_id = g.generation_id
 -- Rows and bytes that readers see, per dataset of an organization; `at_most` if newer commits have replaced some of the
 -- counted rows.
 select d.dataset_id, d.current_generation_id as generation_id, d.definition->>'storage' as storage,
-       count(c.commit_id) as commits, least(coalesce(sum(c.row_count), 0), 9223372036854775807)::bigint as rows,
-       least(coalesce(sum(c.bytes), 0), 9223372036854775807)::bigint as bytes, gc.position as cursor,
-       coalesce(bool_or(c.hidden is not null), false) as at_most
+       coalesce(t.commits, 0) as commits, least(coalesce(t.row_count, 0), 9223372036854775807)::bigint as rows,
+       least(coalesce(t.bytes, 0), 9223372036854775807)::bigint as bytes, gc.position as cursor,
+       coalesce(t.partly_hidden, 0) > 0 as at_most
 from datasets d join orgs o using (org_id)
-left join dataset_commits c on c.generation_id = d.current_generation_id and c.superseded_by is null
+left join generation_totals t on t.generation_id = d.current_generation_id
 left join generation_cursors gc on gc.generation_id = d.current_generation_id
-where o.slug = $1 and d.current_generation_id is not null
-group by d.dataset_id, d.current_generation_id, d.definition, gc.position order by d.dataset_id
+where o.slug = $1 and d.current_generation_id is not null order by d.dataset_id

@@ -186,28 +186,46 @@ delete from catch_ups where job_id = $1 and generation_id = $2
 -- name: of_datasets
 -- What readers of an organization's datasets have: first and last position, the gaps between, and scopes whose task is
 -- dead and that nothing else covers. Executions of pipelines have their own positions, so there are no gaps between them.
-select d.dataset_id, d.definition->'partitions' as partitions, lower(h.held) as first, coalesce(upper(h.held) - 1, 9223372036854775807) as last,
-  (select count(*) from unnest(h.gaps)) as gap_count,
-  coalesce((select jsonb_agg(jsonb_build_array(lower(r), upper(r) - 1) order by r)
-    from (select r from unnest(h.gaps) r limit $3) f), '[]') as gaps,
-  (select count(distinct t.scope_key) from tasks t where t.job_id = j.job_id and t.stage = 3
-     and not h.held @> coverage_range(t.range_start, t.range_end)) as dead,
-  (select jsonb_build_array(lower(h.dropped), upper(h.dropped) - 1) where not isempty(h.dropped)) as dropped,
-  (select count(*) from unnest(h.dropped)) as dropped_ranges,
-  case when d.definition->'partitions'->>'by' = 'name' and not isempty(h.dropped) then (
+with served as materialized (
+  select d.org_id, d.dataset_id, d.dataset_uuid, d.current_generation_id as generation_id, j.job_id,
+         d.definition->'partitions' as partitions
+  from datasets d join orgs o using (org_id)
+  join job_outputs x on x.generation_id = d.current_generation_id
+  join jobs j on j.job_id = x.job_id and j.routed and not j.building and j.source_kind is distinct from 'pipeline'
+  where o.slug = $1 and ($2::text is null or d.dataset_id = $2)
+), covered as (
+  select c.generation_id, range_agg(r) as held
+  from generation_coverage c join (select distinct generation_id from served) s using (generation_id), unnest(c.positions) r
+  group by c.generation_id
+), ever as (
+  select p.dataset_uuid, range_agg(r) as dropped
+  from dropped_positions p join (select distinct dataset_uuid from served) s using (dataset_uuid), unnest(p.positions) r
+  group by p.dataset_uuid
+), known as materialized (
+  select s.*, coalesce(c.held, '{}') as held, coalesce(e.dropped - coalesce(c.held, '{}'), '{}') as dropped
+  from served s left join covered c using (generation_id) left join ever e using (dataset_uuid)
+), lost as (
+  select k.dataset_uuid, count(distinct t.scope_key) as dead
+  from known k join tasks t using (job_id)
+  where t.stage = 3 and not k.held @> coverage_range(t.range_start, t.range_end) group by k.dataset_uuid
+), h as (
+  select k.*, case when isempty(k.held) then '{}' else int8multirange(range_merge(k.held)) - k.held - k.dropped end as gaps
+  from known k
+)
+select h.dataset_id, h.partitions, lower(h.held) as first, coalesce(upper(h.held) - 1, 9223372036854775807) as last,
+  case when isempty(h.gaps) then 0 else (select count(*) from unnest(h.gaps)) end as gap_count,
+  case when isempty(h.gaps) then '[]' else (
+    select jsonb_agg(jsonb_build_array(lower(r), upper(r) - 1) order by r)
+    from (select r from unnest(h.gaps) r limit $3) f) end as gaps,
+  coalesce(l.dead, 0) as dead,
+  case when not isempty(h.dropped) then jsonb_build_array(lower(h.dropped), upper(h.dropped) - 1) end as dropped,
+  case when isempty(h.dropped) then 0 else (select count(*) from unnest(h.dropped)) end as dropped_ranges,
+  case when h.partitions->>'by' = 'name' and not isempty(h.dropped) then (
     select array_agg(n.name order by n.position) from (
       select name, position from partition_names
-      where org_id = d.org_id and position <@ h.dropped order by position limit $4) n) end as dropped_names,
-  (select sum(upper(r) - lower(r))::bigint from unnest(h.dropped) r) as dropped_count
-from datasets d join orgs o using (org_id)
-join job_outputs x on x.generation_id = d.current_generation_id
-join jobs j on j.job_id = x.job_id and j.routed and not j.building and j.source_kind is distinct from 'pipeline'
-cross join lateral (
-  select c.held, c.dropped,
-         case when isempty(c.held) then '{}' else int8multirange(range_merge(c.held)) - c.held - c.dropped end as gaps
-  from (select coverage_of(d.current_generation_id) as held, dropped_of(d.dataset_uuid) as dropped offset 0) c
-) h
-where o.slug = $1 and ($2::text is null or d.dataset_id = $2)
+      where org_id = h.org_id and position <@ h.dropped order by position limit $4) n) end as dropped_names,
+  case when not isempty(h.dropped) then (select sum(upper(r) - lower(r))::bigint from unnest(h.dropped) r) end as dropped_count
+from h left join lost l using (dataset_uuid)
 
 -- name: missing_positions
 -- Which of these positions a dataset lacks, which it has dropped, and the job that produces it. Sources that only receive events, and jobs of

@@ -2,22 +2,32 @@
 
 -- name: jobs
 -- The jobs that serve, with what they read and write, and what holds them.
-select d.name as dag, v.number as version, j.name as job, j.runtime, j.operator, j.activation, j.source_kind,
+with serving as materialized (
+  select d.dag_id, d.name as dag, v.number as version, m.job_id
+  from dags d join orgs o using (org_id) join dag_versions v on v.dag_version_id = d.active_version_id
+  join dag_version_jobs m using (dag_version_id)
+  where o.slug = $1 and ($2::text is null or d.name = $2)
+), reading as (
+  select i.job_id, jsonb_agg(jsonb_build_object('dataset', x.dataset_id, 'role', i.role) order by i.input_index) as reads
+  from serving s join job_inputs i using (job_id) join datasets x using (dataset_uuid) group by i.job_id
+), writing as (
+  select o.job_id, array_agg(x.dataset_id order by o.output_index) as writes
+  from serving s join job_outputs o using (job_id) join datasets x using (dataset_uuid) group by o.job_id
+)
+select s.dag, s.version, j.name as job, j.runtime, j.operator, j.activation, j.source_kind,
        j.max_concurrency, j.max_queue_depth, extract(epoch from j.max_queue_age)::float8 as max_queue_age_seconds,
        j.definition->>'generated_for' as generated_for,
-       coalesce((select jsonb_agg(jsonb_build_object('dataset', x.dataset_id, 'role', i.role) order by i.input_index)
-         from job_inputs i join datasets x using (dataset_uuid) where i.job_id = j.job_id), '[]') as reads,
-       coalesce((select array_agg(x.dataset_id order by o.output_index)
-         from job_outputs o join datasets x using (dataset_uuid) where o.job_id = j.job_id), '{}') as writes,
-       coalesce(jsonb_path_query_array(j.definition, '$.virtual.inputs[*].dataset_id'), '[]') as declared_reads,
+       coalesce(r.reads, '[]') as reads, coalesce(w.writes, '{}') as writes,
+       case when j.definition ? 'virtual'
+         then jsonb_path_query_array(j.definition, '$.virtual.inputs[*].dataset_id') else '[]' end as declared_reads,
        h.level as hold_level, hd.name as hold_dag, hj.name as hold_job, p.metric as hold_metric, p.figure as hold_figure,
        p.threshold as hold_threshold, z.paused_by, z.reason as pause_reason
-from dags d join orgs o using (org_id) join dag_versions v on v.dag_version_id = d.active_version_id
-join dag_version_jobs m using (dag_version_id) join jobs j on j.job_id = m.job_id
+from serving s join jobs j using (job_id)
+left join reading r using (job_id) left join writing w using (job_id)
 left join job_holds h on h.job_id = j.job_id left join jobs hj on hj.job_id = h.caused_by
 left join dags hd on hd.dag_id = hj.dag_id left join job_pressure p on p.job_id = h.caused_by
-left join job_pauses z on z.dag_id = d.dag_id and z.job = j.name
-where o.slug = $1 and ($2::text is null or d.name = $2) order by d.name, j.job_id
+left join job_pauses z on z.dag_id = s.dag_id and z.job = j.name
+order by s.dag, j.job_id
 
 -- name: datasets
 -- The datasets that serve.

@@ -184,9 +184,9 @@ from dataset_commits where commit_id = any($1::bigint[])
 
 -- name: sizes
 -- Rows and bytes of generations that readers see; `at_most` if newer commits have replaced some of the counted rows.
-select generation_id, count(*) as commits, least(coalesce(sum(row_count), 0), 9223372036854775807)::bigint as rows,
-       least(coalesce(sum(bytes), 0), 9223372036854775807)::bigint as bytes, bool_or(hidden is not null) as at_most
-from dataset_commits where generation_id = any($1::uuid[]) and superseded_by is null group by generation_id
+select generation_id, commits, least(row_count, 9223372036854775807)::bigint as rows,
+       least(bytes, 9223372036854775807)::bigint as bytes, partly_hidden > 0 as at_most
+from generation_totals where generation_id = any($1::uuid[]) and commits > 0
 
 -- name: producers
 -- The jobs that write and read generations.

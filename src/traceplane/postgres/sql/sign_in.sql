@@ -155,4 +155,4 @@ update sessions set revoked_at = tp_now() where session_hash = $1 and revoked_at
 -- name: end_token
 -- Ends a token, if a sign-in made it.
 update access_tokens set revoked_at = tp_now()
-where token_hash = $1 and created_by = 'sign-in' and revoked_at is null returning true
+where token_hash = $1 and created_by = 'sign-in' and revoked_at is null returning token_id

@@ -3,10 +3,15 @@
 -- name: deaths
 -- Dead tasks that nobody has acknowledged, by job, by what they still need and by error, with the newest of each; of
 -- every job the newest $2 are looked at.
-with found as (
+with recursive concerned as (  -- from one job to the next, past all tasks of each
+  (select job_id from tasks where stage = 3 and acknowledged_at is null order by job_id limit 1)
+  union all
+  select n.job_id from concerned c cross join lateral (
+    select job_id from tasks where stage = 3 and acknowledged_at is null and job_id > c.job_id order by job_id limit 1) n
+), found as (
   select d.name as dag, j.name as job, j.job_id, t.standing, t.error->>'code' as code, count(*) as tasks,
          (array_agg(t.task_id order by t.task_id desc))[1] as task_id
-  from orgs o join dags d using (org_id) join jobs j using (dag_id) cross join lateral (
+  from concerned join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id) cross join lateral (
     select * from dead_tasks x where x.job_id = j.job_id and x.acknowledged_at is null order by x.task_id desc limit $2
   ) t
   where o.slug = $1 group by d.name, j.name, j.job_id, t.standing, t.error->>'code'
@@ -39,16 +44,18 @@ where t.task_id = any($1::uuid[]) and o.slug = $2
 -- name: counts
 -- An organization's unfinished tasks per job and state: their number, how many wait for a retry, the newest of those,
 -- and how long the first has been due. With what holds the job.
-select d.name as dag, j.name as job, j.runtime, t.state, count(*) as tasks,
-       count(*) filter (where t.state = 'queued' and t.attempt > 0 and t.error is not null) as retrying,
-       (max(t.task_id::text) filter (where t.state = 'queued' and t.attempt > 0 and t.error is not null))::uuid as newest_retry,
-       extract(epoch from tp_now() - min(t.ready_at))::float8 as due_seconds, h.level as hold_level, cj.name as hold_job,
+select d.name as dag, j.name as job, j.runtime, t.state, t.tasks, t.retrying, t.newest_retry::uuid as newest_retry,
+       extract(epoch from tp_now() - t.due_at)::float8 as due_seconds, h.level as hold_level, cj.name as hold_job,
        exists (select 1 from job_pauses p where p.dag_id = d.dag_id and p.job = j.name) as paused,
        coalesce(j.requires, '{}') as requires
-from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+from (  -- counted before they are joined: thousands of tasks are of a few jobs
+  select job_id, state, count(*) as tasks, min(ready_at) as due_at,
+         count(*) filter (where state = 'queued' and attempt > 0 and error is not null) as retrying,
+         max(task_id::text) filter (where state = 'queued' and attempt > 0 and error is not null) as newest_retry
+  from tasks where stage = 0 or stage = 1 group by job_id, state
+) t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
 left join job_holds h using (job_id) left join jobs cj on cj.job_id = h.caused_by
-where (t.stage = 0 or t.stage = 1) and o.slug = $1
-group by d.dag_id, d.name, j.name, j.runtime, t.state, h.level, cj.name, j.requires
+where o.slug = $1
 
 -- name: runtimes_at_work
 -- Runtimes with a worker that is running a task, of any organization.

@@ -32,7 +32,7 @@ update signing_keys set retires_at = tp_now() where retires_at is null or retire
 -- Hashes of the opaque tokens, including recently expired ones, so that their refusal names the reason.
 -- A member's roles are those that have not expired; one that is disabled has none.
 select t.token_hash, t.token_id, t.principal, t.org, o.org_id, t.name, t.sees_pii, t.roles, t.datasets, t.created_by,
-       t.serves, t.member_id, m.kind as member_kind, m.name as member_name,
+       t.serves, t.member_id, t.made_from, m.kind as member_kind, m.name as member_name,
        extract(epoch from t.created_at)::float8 as created_at, extract(epoch from t.expires_at)::float8 as expires_at,
        extract(epoch from t.revoked_at)::float8 as revoked_at,
        case when t.member_id is not null then array(
@@ -58,14 +58,26 @@ lock table access_tokens in share row exclusive mode
 -- name: store_access_token
 -- A new token's hash, or the expiry of an old one.
 insert into access_tokens (token_hash, principal, org, name, created_at, expires_at, revoked_at, sees_pii, roles, datasets,
-                           created_by, member_id, serves)
+                           created_by, member_id, serves, made_from)
 values ($1, $2, $3, $4, to_timestamp($5::float8), to_timestamp($6::float8), to_timestamp($7::float8), $8, $9, $10, $11, $12,
-        $13)
+        $13, $14)
 on conflict (token_hash) do update set expires_at = excluded.expires_at, revoked_at = excluded.revoked_at
 
 -- name: clock
 -- The database's clock, in seconds.
 select extract(epoch from tp_now())::float8
+
+-- name: hold_token
+-- Whether a token is not revoked; if so, it stays that way until the end of the transaction.
+select revoked_at is null from access_tokens where token_id = $1 for share
+
+-- name: revoke_made_from
+-- Ends what was made from a token, and what was made from that.
+with recursive made (token_id) as (
+  select token_id from access_tokens where made_from = $1
+  union select t.token_id from access_tokens t join made on t.made_from = made.token_id
+)
+update access_tokens set revoked_at = tp_now() where token_id in (select token_id from made) and revoked_at is null
 
 -- name: forget_codes
 -- Codes for browsers that nobody used in time.

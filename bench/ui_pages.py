@@ -1,0 +1,72 @@
+"""A browser that visits every page of the web UI, and the calls that the pages make.
+
+What a page needs is not written down here: pages are those of the navigation, and the given ones of single things;
+calls are what the browser sends. A page is useful as soon as its heading is there and nothing of it is still loading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from playwright.async_api import Browser, Page, Request
+
+PATIENCE_MS = 60_000
+_NOTE_WHEN_USEFUL = """
+(() => {
+  const look = () => {
+    const main = document.querySelector('main')
+    const useful = main && !main.querySelector('[aria-busy=true]') && main.innerText.trim().length > 20
+    if (useful) window.usefulAt = performance.now()
+    else requestAnimationFrame(look)
+  }
+  requestAnimationFrame(look)
+})()
+"""
+
+
+@dataclass(frozen=True)
+class Visit:
+    path: str
+    useful_ms: float
+    """From the beginning of the navigation."""
+    calls: tuple[str, ...]
+    """Of the API: paths that were asked for by GET, with their queries."""
+
+
+async def visits(browser: Browser, link: str, address: str, paths: Sequence[str]) -> list[Visit]:
+    """Each page of the navigation and each of `paths`, opened anew in a browser that has been there before."""
+    context = await browser.new_context(viewport={"width": 1440, "height": 900})
+    context.set_default_timeout(PATIENCE_MS)
+    try:
+        page = await context.new_page()
+        await page.goto(link)
+        navigation = page.locator("nav[aria-label=Pages] a")
+        await navigation.first.wait_for()
+        known = [await one.get_attribute("href") for one in await navigation.all()]
+        await page.close()
+        return [
+            await _visit(await context.new_page(), address, path)
+            for path in (*(path for path in known if path), *paths)
+        ]
+    finally:
+        await context.close()
+
+
+async def _visit(page: Page, address: str, path: str) -> Visit:
+    calls: list[str] = []
+
+    def note(request: Request) -> None:
+        target = request.url.removeprefix(address)
+        if request.method == "GET" and target.startswith("/api/") and "/changes" not in target:
+            calls.append(target)
+
+    page.on("request", note)
+    try:
+        await page.add_init_script(_NOTE_WHEN_USEFUL)
+        await page.goto(address + path)
+        await page.wait_for_function("window.usefulAt !== undefined")
+        useful = float(await page.evaluate("window.usefulAt"))
+    finally:
+        await page.close()
+    return Visit(path, useful, tuple(dict.fromkeys(calls)))
