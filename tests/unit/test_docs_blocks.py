@@ -97,6 +97,7 @@ NOT_RUN = {
         "bash": "names identity providers; tests/chaos/test_keycloak.py signs in at one"
     },
     "docs/guides/spark_cluster.md": {"bash": "downloads jars; tests/spark/test_cluster_on_s3.py"},
+    "docs/guides/spark_cluster_managers.md": {"bash": "needs a cluster of Kubernetes or YARN"},
     "docs/guides/testing.md": {"sh": "installs from PyPI"},
     "docs/guides/webhooks.md": {"bash": "the same calls are in tests/e2e/test_webhooks.py, on other ports"},
     "docs/operations/celery.md": {
