@@ -79,6 +79,8 @@ GATEWAY = {
     "GET /api/v1/datasets/{dataset_id}/explain": READER,
     "GET /api/v1/datasets/{dataset_id}/coverage": READER,
     "GET /api/v1/status": READER,
+    "GET /api/v1/health": READER,
+    "GET /api/v1/datasets/{dataset_id}/history": READER,
     "GET /iceberg/v1/config": READER,
     "GET /iceberg/v1/{prefix}/namespaces": READER,
     "GET /iceberg/v1/{prefix}/namespaces/{namespace}": READER,

@@ -240,6 +240,10 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
             (f"/api/v1/datasets/{name}/coverage", None) for name in ("shop.mid", f"{MARK}.in")
         ],
         "GET /api/v1/status": [("/api/v1/status", None)],
+        "GET /api/v1/health": [("/api/v1/health", None)],
+        "GET /api/v1/datasets/{dataset_id}/history": [
+            (f"/api/v1/datasets/{name}/history", None) for name in ("shop.mid", f"{MARK}.in")
+        ],
         "GET /iceberg/v1/config": [("/iceberg/v1/config?warehouse=live", None)],
         "GET /iceberg/v1/{prefix}/namespaces": [("/iceberg/v1/live/namespaces", None)],
         "GET /iceberg/v1/{prefix}/namespaces/{namespace}": [

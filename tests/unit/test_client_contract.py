@@ -121,6 +121,7 @@ def uses(folder: Path) -> dict[str, list[Callable[[Client], Any]]]:
             lambda c: c.backfill("t.in", 1, 2, only="all", partition_size=5, allow_gaps=True, dry_run=True)
         ],
         "status": [lambda c: c.status()],
+        "health": [lambda c: c.health()],
         "tasks": [lambda c: c.tasks(state="dead", standing="serving", limit=5, **range_)],
         "task": [lambda c: c.task(ID)],
         "explain": [lambda c: c.explain(ID)],
@@ -153,6 +154,7 @@ def uses(folder: Path) -> dict[str, list[Callable[[Client], Any]]]:
         "jobs.close_batches": [lambda c: c.jobs.close_batches("t", "j")],
         "datasets.all": [lambda c: c.datasets.all()],
         "datasets.get": [lambda c: c.datasets.get("t/in ö")],
+        "datasets.history": [lambda c: c.datasets.history("t.in")],
         "datasets.coverage": [lambda c: c.datasets.coverage("t.in", 1, 2, cells=10)],
         "datasets.explain": [lambda c: c.datasets.explain("t.in", 1, 2)],
         "webhooks.all": [lambda c: c.webhooks.all()],

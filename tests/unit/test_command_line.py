@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -228,6 +229,34 @@ def test_what_is_no_scope_is_refused(text: str) -> None:
 
 def test_a_scope_may_be_negative() -> None:
     assert refused("emit", "shop.days", "-9..-5", "-5..-9").startswith("cli.empty_range")
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("market", "market"),
+        ("My Shop 2", "my_shop_2"),
+        ("Été", "ete"),
+        ("2026", "dag_2026"),
+        ("日本", "dag"),
+        ("con'quote", "con_quote"),
+        ("-x", "x"),
+        ("x" * 80, "x" * 63),
+    ],
+)
+def test_a_project_may_be_in_a_folder_of_any_name(tmp_path: Path, folder: str, name: str) -> None:
+    done = CliRunner().invoke(cli, ["init", "--", str(tmp_path / folder)], standalone_mode=False)
+    assert done.exception is None
+    assert f"\ndag: {name}\n" in (tmp_path / folder / "dag.yaml").read_text()
+    command = done.stdout.splitlines()[-1].removeprefix("Next: ")
+    assert shlex.split(command) == ["cd", str(tmp_path / folder), "&&", "traceplane", "dev"]
+
+
+def test_a_project_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "code").write_text("a file, where a folder is needed")
+    done = CliRunner().invoke(cli, ["init", str(tmp_path)], standalone_mode=False)
+    assert isinstance(done.exception, InvalidInput)
+    assert (done.exception.code, done.exception.value) == ("init.unwritable", str(tmp_path / "code"))
 
 
 TRACEBACK = """\

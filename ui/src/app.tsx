@@ -8,18 +8,22 @@ import { Icon } from './icons'
 import { connection, start } from './live'
 import { A, Empty, Loading, Problem, Toasts } from './parts'
 import { Help, Palette, onKey, overlay } from './palette'
-import { PAGES } from './pages'
+import { PAGES, pagesOfReader } from './pages'
 import { AlertPage, AlertsPage } from './pages/alerts'
+import { AuditPage } from './pages/audit'
+import { ChannelsPage } from './pages/channels'
 import { DatasetPage, DatasetsPage } from './pages/datasets'
 import { DagPage, DeploysPage } from './pages/deploys'
 import { GraphPage } from './pages/graph'
 import { HealthPage } from './pages/health'
 import { LettersPage } from './pages/letters'
+import { PeoplePage } from './pages/people'
 import { QueriesPage } from './pages/queries'
+import { SecretsPage } from './pages/secrets'
 import { TaskPage } from './pages/task'
 import { TasksPage } from './pages/tasks'
 import { place } from './router'
-import { begin, failure, leave, who } from './session'
+import { begin, failure, isAdmin, leave, who } from './session'
 import { Mark, SignIn } from './signin'
 import { switchTheme, theme } from './theme'
 import type { StatusResponse } from './types'
@@ -88,6 +92,14 @@ function Current() {
       return <LettersPage />
     case 'health':
       return <HealthPage />
+    case 'people':
+      return isAdmin() ? <PeoplePage /> : <ForAdmins />
+    case 'secrets':
+      return <SecretsPage />
+    case 'channels':
+      return isAdmin() ? <ChannelsPage /> : <ForAdmins />
+    case 'audit':
+      return isAdmin() ? <AuditPage /> : <ForAdmins />
     default:
       return (
         <Empty icon="search" title="There is no such page">
@@ -96,6 +108,12 @@ function Current() {
       )
   }
 }
+
+const ForAdmins = () => (
+  <Empty icon="held" title="This page is for admins">
+    <p>Ask an admin of {who.value!.org} for the role, or for what you need from it.</p>
+  </Empty>
+)
 
 function Side() {
   const [first = ''] = place.value.path.slice(1).split('/')
@@ -122,7 +140,7 @@ function Side() {
           <kbd>Ctrl K</kbd>
         </button>
         <nav aria-label="Pages" onClick={() => (menuOpen.value = false)}>
-          {PAGES.map((page) => (
+          {pagesOfReader().map((page) => (
             <A key={page.path} href={page.path} aria-current={page.path === here ? 'page' : undefined}>
               <Icon name={page.icon} />
               {page.name}

@@ -444,4 +444,222 @@ export interface QueryPlan {
   files: number
   of_files: number
   bytes: number
+  generations: Record<string, string>
+}
+
+export interface GrantView {
+  role: string
+  granted_by: string
+  expires_at?: string
+  by_claim?: boolean
+}
+
+export interface MemberView {
+  name: string
+  kind: string
+  created_by: string
+  created_at: string
+  roles: GrantView[]
+  email?: string
+  issuer?: string
+  disabled_at?: string
+  last_seen_at?: string
+}
+
+export interface MembersResponse {
+  members: MemberView[]
+}
+
+export interface RoleView {
+  name: string
+  includes: string
+  sees_pii: boolean
+  reserved: boolean
+  created_by: string
+  created_at: string
+  members: number
+}
+
+export interface RolesResponse {
+  roles: RoleView[]
+}
+
+export interface TokenView {
+  token_id: string
+  name: string
+  created_by: string
+  created_at: string
+  member?: string
+  roles?: string[]
+  datasets?: string[]
+  expires_at?: string
+  last_used_at?: string
+}
+
+export interface TokensResponse {
+  tokens: TokenView[]
+}
+
+export interface IssuedToken {
+  token: string
+  warning?: string
+}
+
+export interface SecretView {
+  name: string
+  version?: number | string
+  set_by?: string
+  set_at?: string
+  last_used_at?: string
+  allowed_jobs?: string[]
+  roles?: string[]
+}
+
+export interface SecretsResponse {
+  secrets: SecretView[]
+}
+
+export interface SecretSet {
+  name: string
+  version?: number | string
+  warnings?: string[]
+}
+
+export interface SecretRightsView {
+  name: string
+  allowed_jobs?: string[]
+  roles?: string[]
+  warnings?: string[]
+}
+
+export interface AuditEntry {
+  audit_id: number
+  at: string
+  principal: string
+  kind: string
+  action: string
+  object: Record<string, string>
+  outcome: string
+  times?: number
+  remote?: string
+}
+
+export interface AuditResponse {
+  entries: AuditEntry[]
+}
+
+export interface ChannelView {
+  name: string
+  config: Record<string, unknown>
+  changed_at: string
+  changed_by: string
+  platform_alerts?: boolean
+  waiting?: number
+  dead?: number
+  warnings?: string[]
+}
+
+export interface ChannelsResponse {
+  channels: ChannelView[]
+}
+
+export interface ChannelTested {
+  name: string
+  outcome: 'delivered' | 'retry' | 'dead'
+  code?: string
+  reason?: string
+}
+
+export interface DeliveryView {
+  delivery_id: string
+  channel: string
+  kind: string
+  alert: string
+  severity: string
+  title: string
+  state: string
+  tries: number
+  created_at: string
+  ready_at?: string
+  ended_at?: string
+  code?: string
+  reason?: string
+}
+
+export interface DeliveriesResponse {
+  deliveries: DeliveryView[]
+  before?: number
+}
+
+export interface DeliveriesChanged {
+  changed: number
+  retracted?: number
+}
+
+export interface AlertSummary {
+  dag: string
+  alert: string
+  found: number
+  sent: number
+  retracted: number
+  open: number
+  last_found_at: string
+  suppressed?: Record<string, number>
+}
+
+export interface AlertSummaryResponse {
+  alerts: AlertSummary[]
+}
+
+export interface SilenceView {
+  silence_id: string
+  ends_at: string
+  reason: string
+  created_at: string
+  created_by: string
+  dag?: string
+  alert?: string
+  subject?: Record<string, unknown>
+}
+
+export interface SilencesResponse {
+  silences: SilenceView[]
+}
+
+export interface HistoryPoint {
+  at: string
+  rows: number
+  bytes: number
+  commits: number
+}
+
+export interface DatasetHistory {
+  dataset: string
+  points: HistoryPoint[]
+  seconds?: number
+  updated_at?: string
+  filled_at?: string
+  is_cut?: boolean
+}
+
+export interface FindingView {
+  level: 'ok' | 'warning' | 'problem'
+  code: string
+  sentence: string
+  next_step?: string
+}
+
+export interface ProcessView {
+  kind: string
+  name: string
+  seen_at: string
+  is_silent?: boolean
+  version?: string
+  started_at?: string
+  runtime?: string
+}
+
+export interface HealthResponse {
+  findings: FindingView[]
+  processes?: ProcessView[]
 }

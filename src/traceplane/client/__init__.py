@@ -69,6 +69,7 @@ from traceplane.wire.control import (
     TaskView,
 )
 from traceplane.wire.deploys import DeployRequest, DeployResponse, PlanResponse, VersionsResponse, VersionView
+from traceplane.wire.health import HealthResponse
 from traceplane.wire.people import WhoAmI
 from traceplane.wire.pipelines import ExecutionChange, ExecutionView
 from traceplane.wire.queries import Engine, QueryPlan, QueryRequest, QueryTask, QueryTaskRequest
@@ -229,6 +230,10 @@ class Client:
     def status(self) -> StatusResponse:
         """What failed, what is stuck, unfinished tasks, and what each dataset holds."""
         return self._connection.ask("GET", "/api/v1/status", StatusResponse)
+
+    def health(self) -> HealthResponse:
+        """What needs somebody, with the next step; for admins also the processes of the platform."""
+        return self._connection.ask("GET", "/api/v1/health", HealthResponse)
 
     def tasks(
         self,

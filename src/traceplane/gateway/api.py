@@ -32,12 +32,14 @@ from traceplane.gateway.browser_links import BrowserLinks, is_browser_token
 from traceplane.gateway.changes import ChangesApi
 from traceplane.gateway.channels import ChannelApi
 from traceplane.gateway.coverage_strip import CoverageStripApi
+from traceplane.gateway.dataset_history import DatasetHistoryApi
 from traceplane.gateway.dead_letters import DeadLetterApi
 from traceplane.gateway.deliveries import DeliveryApi
 from traceplane.gateway.deploys import DeployApi
 from traceplane.gateway.emits import Emits
 from traceplane.gateway.file_sources import FileSources
 from traceplane.gateway.graph import GraphApi
+from traceplane.gateway.health import HealthApi
 from traceplane.gateway.iceberg import IcebergApi
 from traceplane.gateway.identity_providers import IdentityProviderApi
 from traceplane.gateway.jobs import JobApi, pause_view
@@ -198,7 +200,9 @@ class PublicApi:
             Route("GET", "/api/v1/datasets/{dataset_id}/explain", None, ScopeExplanation, self.explain_scope, READER,
                   "Why positions of a dataset are missing.", query=ScopeQuery),
             *CoverageStripApi().routes(),
+            *DatasetHistoryApi(_caller).routes(),
             Route("GET", "/api/v1/status", None, StatusResponse, self.status, READER, "Counts and cursors."),
+            *HealthApi(self.status).routes(),
             *self.iceberg.routes(),
             *PipelineApi().routes(),
             *self.webhooks.routes(),

@@ -30,6 +30,10 @@ ADDRESSES = frozenset(
         b"alerts",
         b"dead-letters",
         b"health",
+        b"people",
+        b"secrets",
+        b"channels",
+        b"audit",
     }
 )
 """The first segments of the addresses that the UI has pages for, besides `/`."""

@@ -136,3 +136,26 @@ class DatasetDetail(Wire, frozen=True):
     """Unset: everybody of the organization."""
     write_roles: list[str] | None = None
     """Unset: every writer."""
+
+
+class HistoryPoint(Wire, frozen=True):
+    at: datetime
+    """When the span of time begins."""
+    rows: int
+    """Of what was committed in it and is still there."""
+    bytes: int
+    commits: int
+
+
+class DatasetHistory(Wire, frozen=True):
+    dataset: str
+    points: list[HistoryPoint]
+    """Oldest first; spans without commits are left out."""
+    seconds: float | None = None
+    """How long each span is."""
+    updated_at: datetime | None = None
+    """When something was last committed."""
+    filled_at: datetime | None = None
+    """When rows were last committed."""
+    is_cut: bool = False
+    """Only the 20,000 commits with the highest positions are counted; there are more."""

@@ -106,17 +106,17 @@ export function DagPage({ dag }: { dag: string }) {
         </div>
       </div>
       {question?.what === 'cutover' && (
-        <Confirm title={`Let version ${building?.version} serve?`} yes="Cut over" agree={() => void move(question)} close={() => setQuestion(undefined)}>
+        <Confirm title={`Let version ${building?.version} serve?`} yes="Cut over" agree={() => move(question)} close={() => setQuestion(undefined)}>
           <p>All datasets of {dag} move to it in one transaction. It is refused while readers would lose something that version {active?.version ?? '—'} has.</p>
         </Confirm>
       )}
       {question?.what === 'abort' && (
-        <Confirm title={`Give version ${building?.version} up?`} yes="Give it up" look="danger" agree={() => void move(question)} close={() => setQuestion(undefined)}>
+        <Confirm title={`Give version ${building?.version} up?`} yes="Give it up" look="danger" agree={() => move(question)} close={() => setQuestion(undefined)}>
           <p>What it has computed is thrown away. {active ? `Version ${active.version} goes on serving.` : ''}</p>
         </Confirm>
       )}
       {question?.what === 'rollback' && (
-        <Confirm title={`Roll back to version ${question.to}?`} yes="Roll back" look="danger" agree={() => void move(question)} close={() => setQuestion(undefined)}>
+        <Confirm title={`Roll back to version ${question.to}?`} yes="Roll back" look="danger" agree={() => move(question)} close={() => setQuestion(undefined)}>
           <p>
             All datasets of {dag} move in one transaction, and waiting tasks of version {active?.version} are canceled.
             {building && ` Version ${building.version}, which is being built, is given up.`}
