@@ -118,7 +118,7 @@ const ForAdmins = () => (
 function Side() {
   const [first = ''] = place.value.path.slice(1).split('/')
   const here = first === '' ? '/graph' : `/${first}`
-  const status = useData<StatusResponse>('/api/v1/status', (changed) => (changed.jobs ?? []).length > 0)
+  const status = useData<StatusResponse>('/api/v1/status?datasets=false', (changed) => (changed.jobs ?? []).length > 0)
   const open = (status.data?.failed ?? []).filter((one) => one.state === 'dead').reduce((sum, one) => sum + one.tasks, 0)
   const marks: Record<string, number> = { '/tasks': open }
   return (

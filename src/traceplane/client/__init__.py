@@ -227,9 +227,9 @@ class Client:
 
     # Tasks -----------------------------------------------------------------------------------------
 
-    def status(self) -> StatusResponse:
+    def status(self, *, datasets: bool = True) -> StatusResponse:
         """What failed, what is stuck, unfinished tasks, and what each dataset holds."""
-        return self._connection.ask("GET", "/api/v1/status", StatusResponse)
+        return self._connection.ask("GET", "/api/v1/status", StatusResponse, datasets=datasets)
 
     def health(self) -> HealthResponse:
         """What needs somebody, with the next step; for admins also the processes of the platform."""

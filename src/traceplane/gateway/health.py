@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 
+from traceplane.auth.callers import Caller
 from traceplane.http_service.routes import Call, Route
 from traceplane.model.counted import counted
 from traceplane.postgres import processes
@@ -19,7 +20,7 @@ _LONGEST_MESSAGE = 200
 
 
 class HealthApi:
-    def __init__(self, status: Callable[[Call[None]], Awaitable[StatusResponse]]) -> None:
+    def __init__(self, status: Callable[[Caller], Awaitable[StatusResponse]]) -> None:
         self._status = status
 
     def routes(self) -> list[Route]:
@@ -29,7 +30,7 @@ class HealthApi:
         ]  # fmt: skip
 
     async def health(self, call: Call[None]) -> HealthResponse:
-        findings = list(diagnose(await self._status(call)))
+        findings = list(diagnose(await self._status(call.principal)))
         if not call.principal.is_admin:
             return HealthResponse(findings)
         async with call.principal.database.transaction() as tx:
