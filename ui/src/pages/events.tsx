@@ -26,7 +26,7 @@ export function EventsPage() {
   const path = withParameters('/api/v1/events', { ...filter, limit: PER_PAGE })
   const first = useData<EventList>(path, (changed) => (changed.datasets ?? changed.jobs ?? []).length > 0)
   const catalog = useData<CatalogResponse>('/api/v1/datasets')
-  const [older, setOlder] = useState<{ path: string; events: EventView[]; before?: number }>({ path, events: [] })
+  const [older, setOlder] = useState<{ path: string; events: EventView[]; before?: number }>({ path: '', events: [] })
   const more = older.path === path ? older : undefined
   const newest = first.data?.events ?? []
   const shown = new Set(newest.map((event) => event.event_id))
