@@ -6,6 +6,7 @@ calls are what the browser sends. A page is useful as soon as its heading is the
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ _NOTE_WHEN_USEFUL = """
   const look = () => {
     const main = document.querySelector('main')
     const useful = main && !main.querySelector('[aria-busy=true]') && main.innerText.trim().length > 20
-    if (useful) window.usefulAt = performance.now()
+    if (useful) window.notedAsUseful(performance.now())
     else requestAnimationFrame(look)
   }
   requestAnimationFrame(look)
@@ -62,11 +63,13 @@ async def _visit(page: Page, address: str, path: str) -> Visit:
             calls.append(target)
 
     page.on("request", note)
+    useful: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+    await page.expose_function("notedAsUseful", useful.set_result)
     try:
         await page.add_init_script(_NOTE_WHEN_USEFUL)
         await page.goto(address + path)
-        await page.wait_for_function("window.usefulAt !== undefined")
-        useful = float(await page.evaluate("window.usefulAt"))
+        async with asyncio.timeout(PATIENCE_MS / 1000):
+            at = await useful
     finally:
         await page.close()
-    return Visit(path, useful, tuple(dict.fromkeys(calls)))
+    return Visit(path, float(at), tuple(dict.fromkeys(calls)))

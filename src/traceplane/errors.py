@@ -29,6 +29,8 @@ class TraceplaneError(Exception):
     """Base of the tree: a sentence, a stable code, the offending value, what to do next."""
 
     status: ClassVar[int] = 500
+    otherwise: ClassVar[str] = "try again; if it fails again, look at the logs of the platform"
+    """What to do about an error of this kind that does not say more."""
 
     def __init__(
         self, code: str, message: str, *, value: object = None, next_step: str | None = None
@@ -64,30 +66,37 @@ class UserError(TraceplaneError):
 
 class InvalidInput(UserError):
     status = 400
+    otherwise = "correct it and try again"
 
 
 class Unauthenticated(UserError):
     status = 401
+    otherwise = "use a valid token; `traceplane whoami` tells whose yours is"
 
 
 class Forbidden(UserError):
     status = 403
+    otherwise = "ask an admin of the organization"
 
 
 class NotFound(UserError):
     status = 404
+    otherwise = "check the name"
 
 
 class Conflict(UserError):
     status = 409
+    otherwise = "see what is in its way, and try again once it is gone"
 
 
 class TooLarge(UserError):
     status = 413
+    otherwise = "send less at once"
 
 
 class TooManyRequests(UserError):
     status = 429
+    otherwise = "wait a little, and try again"
 
     def __init__(
         self,

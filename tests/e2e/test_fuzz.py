@@ -193,6 +193,8 @@ GATEWAY = [
     "GET /api/v1/datasets/{dataset_id}/explain",
     "GET /api/v1/datasets/{dataset_id}/coverage",
     "GET /api/v1/status",
+    "GET /api/v1/health",
+    "GET /api/v1/datasets/{dataset_id}/history",
     "GET /iceberg/v1/config",
     "GET /iceberg/v1/{prefix}/namespaces",
     "GET /iceberg/v1/{prefix}/namespaces/{namespace}",

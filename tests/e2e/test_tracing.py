@@ -1,8 +1,9 @@
 """One trace follows an event through every process: event, task, attempt, the next event, and so on. And every process
-sends its metrics."""
+sends its metrics, and the dispatcher tells of the runs."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from tests.e2e.test_first_path import CHAIN
+from tests.openlineage_schemas import check
 from tests.platform import Platform, until
 from tests.ports import free_port
 
@@ -75,12 +77,22 @@ class Collector:
 async def test_a_trace_follows_an_event_across_processes(database_url: str, tmp_path: Path) -> None:
     collector, port = Collector(), free_port()
     runner = await collector.start(port)
-    environment = {"TRACEPLANE_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"}
+    runs = tmp_path / "runs.jsonl"
+    environment = {
+        "TRACEPLANE_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
+        "TRACEPLANE_OPENLINEAGE_URL": runs.as_uri(),
+        "TRACEPLANE_OPENLINEAGE_NAMESPACE": "traceplane://tests",
+    }
     try:
         async with Platform.start(database_url, tmp_path, environment=environment) as platform:
             await platform.deploy(CHAIN)
             await platform.emit("in", [7])
             await platform.settled()
+
+            async def runs_are_told() -> bool:
+                return runs.exists() and len(runs.read_text().splitlines()) == 4
+
+            await until(runs_are_told, seconds=120)
             for process in platform.processes.values():
                 await process.stop()  # flushes what it has not exported yet
 
@@ -112,3 +124,8 @@ async def test_a_trace_follows_an_event_across_processes(database_url: str, tmp_
     assert len(duration.bucket_counts) == len(duration.explicit_bounds) + 1
     assert duration.sum > 0
     assert sent["traceplane_outbox_lag_seconds"].gauge.data_points
+    lines = [json.loads(line) for line in runs.read_text().splitlines()]
+    for line in lines:
+        check(line)
+        assert line["job"]["namespace"] == "traceplane://tests/default"
+    assert sorted(line["eventType"] for line in lines) == ["COMPLETE", "COMPLETE", "START", "START"]

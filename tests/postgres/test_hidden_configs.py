@@ -177,6 +177,8 @@ class ShopWithSecrets:
             "GET /api/v1/secrets": [("/api/v1/secrets", None)],
             "PUT /api/v1/secrets/{namespace}/{name}": [("/api/v1/secrets/user/x", {"value": "x"})],
             "GET /api/v1/status": [("/api/v1/status", None)],
+            "GET /api/v1/health": [("/api/v1/health", None)],
+            "GET /api/v1/datasets/{dataset_id}/history": [("/api/v1/datasets/shop.mid/history", None)],
             "GET /iceberg/v1/config": [("/iceberg/v1/config", None)],
             "GET /iceberg/v1/{prefix}/namespaces": [("/iceberg/v1/live/namespaces", None)],
             "GET /iceberg/v1/{prefix}/namespaces/{namespace}": [("/iceberg/v1/live/namespaces/shop", None)],

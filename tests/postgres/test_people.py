@@ -277,6 +277,7 @@ async def test_members_and_roles_of_another_organization_do_not_exist(people: Pe
         ("DELETE", "members/nobody", None, "member.unknown"),
         ("PUT", "members/nobody/roles/reader", {}, "member.unknown"),
         ("PUT", "members/root/roles/reader", {"lasts": "soon"}, "request.invalid"),
+        ("PUT", "members/root/roles/reader", {"lasts": "0d"}, "request.invalid"),
         ("POST", "tokens", {"name": "x"}, "token.needs_roles"),
         ("POST", "tokens", {"name": "x", "roles": ["nothing"]}, "role.unknown"),
         ("POST", "tokens", {"name": "x", "member": "nobody"}, "member.unknown"),

@@ -276,6 +276,10 @@ async def test_names_of_jobs_and_roles_that_do_not_exist_are_accepted_with_a_war
         "there is no DAG shp yet; did you mean 'shop/*'?",
         "there is no job a/b yet",
     ]
+    assert await warnings("POST", f"{path}/rights", allowed_jobs=["sign-in/okta", "channel/team"]) == [
+        "there is no identity provider okta yet",
+        "there is no channel team yet",
+    ]
     assert await warnings("POST", f"{path}/rights", any_job=True, roles=["writer"]) == []
 
 

@@ -140,13 +140,13 @@ async def test_what_ends_the_token_ends_its_browsers(site: Site, browser: Browse
     assert code_of((await browser.enter(waiting, x_csrf_token=""))[1]) == "sign_in.link_used"
 
 
-async def test_revoking_a_token_by_its_id_ends_its_browsers_and_theirs(site: Site, browser: Browser) -> None:
+async def test_revoking_a_token_by_its_id_ends_its_browsers(site: Site, browser: Browser) -> None:
     """Whoever has found a token that is not theirs must not keep what they made of it."""
     admin, stolen = [await site.http.token(Role.ADMIN, name=name) for name in ("boss", "stolen")]
     await browser.enter(await site.link(stolen))
     assert (await browser.send("GET", "/api/v1/whoami"))[0] == 200
     session = browser.http.cookie_jar.filter_cookies(URL(site.url))["traceplane_session"].value
-    links = [await site.link(token) for token in (stolen, session)]
+    waiting = await site.link(stolen)
     (row,) = await site.plane.sql(
         "select token_id from access_tokens where name = 'stolen' and made_from is null"
     )
@@ -161,8 +161,7 @@ async def test_revoking_a_token_by_its_id_ends_its_browsers_and_theirs(site: Sit
         assert (
             code_of(json.loads((await site.http.send(token, "GET", "/api/v1/whoami"))[1])) == "token.revoked"
         )
-    for link in links:
-        assert code_of((await browser.enter(link, x_csrf_token=""))[1]) == "sign_in.link_used"
+    assert code_of((await browser.enter(waiting, x_csrf_token=""))[1]) == "sign_in.link_used"
     assert (await site.http.send(admin, "GET", "/api/v1/whoami"))[0] == 200
 
 
@@ -181,6 +180,26 @@ async def test_a_session_makes_no_links(site: Site, browser: Browser) -> None:
     await browser.enter(await site.link(await site.http.token(Role.ADMIN)))
     status, answer = await browser.send("POST", "/auth/browser-link")
     assert (status, code_of(answer)) == (409, "sign_in.link_needs_token")
+    session = browser.http.cookie_jar.filter_cookies(URL(site.url))["traceplane_session"].value
+    status, text = await site.http.send(session, "POST", "/auth/browser-link")
+    assert (status, code_of(json.loads(text))) == (409, "sign_in.link_needs_token"), "not without its cookie"
+
+
+async def test_browsers_have_no_limits_of_their_own(
+    site: Site, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever makes a hundred links is one caller, also with a token that is nobody's."""
+    monkeypatch.setattr(changes, "_MOST_OF_ONE_CALLER", 1)
+    token = await site.http.token(Role.READER)
+    await browser.enter(await site.link(token))
+    opened: list[aiohttp.ClientResponse] = []
+    try:
+        await listener(site, token, opened)
+        status, answer = await browser.send("GET", "/api/v1/changes?for_seconds=1")
+        assert (status, code_of(answer)) == (429, "changes.too_many")
+    finally:
+        for answer in opened:
+            answer.close()
 
 
 def test_the_csrf_token_does_not_show_the_session() -> None:

@@ -10,7 +10,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, expect
 
 from tests import chromium
-from tests.ui.pages import Visitor
+from tests.ui.pages import LAPTOP, Visitor
 from tests.ui.world import World, world_of
 from traceplane.gateway.pages import are_built
 
@@ -39,7 +39,7 @@ async def world(browser: Browser, database_url: str, tmp_path: Path) -> AsyncIte
 @pytest_asyncio.fixture(loop_scope="module")
 async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
     """A browser of somebody who has never been here."""
-    opened = await browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light")
+    opened = await browser.new_context(viewport=LAPTOP, color_scheme="light")
     opened.set_default_timeout(PATIENCE_MS)
     yield opened
     await opened.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import BrowserContext, ConsoleMessage, Page, expect
+from playwright.async_api import BrowserContext, ConsoleMessage, Page, ViewportSize, expect
 
 from tests.ui.world import World
 
@@ -22,6 +22,13 @@ _RUN = """tags => axe.run(document, {
     // Nodes of the graph are called in a sentence, which has their name in it but not the figures word for word.
     rules: {'label-content-name-mismatch': {enabled: false}},
 })"""
+
+
+LAPTOP = ViewportSize(width=1280, height=900)
+PHONE = ViewportSize(width=390, height=844)
+_TOO_WIDE = """() => document.documentElement.scrollWidth <= innerWidth ? [] :
+    [...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1)
+        .slice(0, 5).map(e => `${e.tagName}.${e.getAttribute('class')}`)"""
 
 
 @dataclass
@@ -50,14 +57,20 @@ class Visitor:
         await self.page.goto(self.world.url + path)
 
     async def audit(self, name: str) -> None:
-        """Looks at the page in both themes: nothing that axe knows to keep somebody out, and a picture of each."""
+        """Looks at the page in both themes, on a laptop and on a phone: nothing that axe knows to keep somebody out,
+        nothing wider than the screen, and a picture of each."""
+        SCREENS.mkdir(parents=True, exist_ok=True)
         for theme in ("light", "dark"):
             await self.page.emulate_media(color_scheme=theme, reduced_motion="reduce")
             await expect(self.page.locator("html")).to_have_attribute("data-theme", theme)
-            SCREENS.mkdir(parents=True, exist_ok=True)
             await self.page.screenshot(path=SCREENS / f"{name}-{theme}.png")
             violations = await violations_of(self.page)
             assert violations == [], f"{name} ({theme}): {violations}"
+            await self.page.set_viewport_size(PHONE)
+            await self.page.screenshot(path=SCREENS / f"{name}-phone-{theme}.png", full_page=True)
+            wide = await self.page.evaluate(_TOO_WIDE)
+            assert wide == [], f"{name}: wider than a phone: {wide}"
+            await self.page.set_viewport_size(LAPTOP)
 
 
 async def violations_of(page: Page) -> list[str]:

@@ -207,23 +207,6 @@ async def test_a_version_is_rolled_back(visitor: Visitor) -> None:
     await expect(page.get_by_text("Version 1 serves")).to_be_visible()
 
 
-async def test_queries_answer_with_a_table(visitor: Visitor) -> None:
-    page = visitor.page
-    await visitor.go("/queries")
-    await visitor.audit("queries-empty")
-    editor = page.get_by_label("SQL")
-    await editor.fill("select 2 as n, 'x2' as text union all select 3, 'x3' order by n")
-    await editor.press("Control+Enter")
-    table = page.get_by_role("region", name="Result")
-    await expect(table.get_by_role("row").nth(1)).to_contain_text("x2")
-    await expect(page.get_by_text("2 rows in")).to_be_visible()
-    await visitor.audit("queries")
-    await editor.fill("selec 1")
-    await editor.press("Control+Enter")
-    await expect(page.get_by_role("alert")).to_contain_text("query.")
-    visitor.complaints.clear()  # the browser complains about every 400
-
-
 async def test_other_pages_say_what_to_do_where_there_is_nothing(visitor: Visitor) -> None:
     for path, title in {
         "/datasets": "No dataset yet",

@@ -13,10 +13,12 @@ import aiohttp
 from tests.control_plane import ControlPlane, Held, failed
 from tests.dags import dag, job, source
 from tests.ports import free_port
+from tests.query import published
 from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import Role
 from traceplane.auth.store import issue_token
 from traceplane.http_service.server import serve
+from traceplane.postgres.processes import Presence
 from traceplane.wire.tasks import TaskError
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -53,6 +55,8 @@ class World:
     url: str
     admin: str
     """The token of an admin."""
+    store: Path
+    """Where files of datasets are."""
 
     async def link(self, token: str | None = None) -> str:
         """One that signs a browser in."""
@@ -69,6 +73,13 @@ class World:
             token = await issue_token(tx, Principal.USER, org=org, name=f"{org}-{role}", role=role)
         await self.plane.api.refresh()
         return token
+
+    async def orders(self, dag_text: str = published.DAG) -> None:
+        """60 orders in three files, which can be asked for."""
+        await self.plane.deploy(dag_text)
+        shop = published.Shop(self.plane, self.store)
+        for first in (1, 21, 41):
+            await shop.publish("shop.orders", published.orders(first, first + 19), first, first + 19)
 
     async def held(self) -> list[Held]:
         await self.plane.meter()
@@ -103,16 +114,20 @@ class World:
 @contextlib.asynccontextmanager
 async def world_of(database_url: str, home: Path) -> AsyncIterator[World]:
     port = free_port()
-    async with ControlPlane.open(database_url, home=home, gateway_port=port) as plane:
+    async with ControlPlane.open(
+        database_url, home=home, object_store=str(home / "objects"), gateway_port=port
+    ) as plane:
         stop, bound = asyncio.Event(), asyncio.get_running_loop().create_future()
         server = asyncio.create_task(serve(plane.api.app(), port=port, stop=stop, bound=bound, grace=1.0))
         await bound
+        dispatcher = asyncio.create_task(Presence(plane.database, "dispatcher").run(stop))
         try:
             async with plane.database.transaction() as tx:
                 admin = await issue_token(tx, Principal.USER, org="default", name="laptop", role=Role.ADMIN)
             await plane.api.refresh()
-            yield World(plane, f"http://127.0.0.1:{port}", admin)
+            yield World(plane, f"http://127.0.0.1:{port}", admin, home / "objects")
         finally:
             stop.set()
+            await dispatcher
             await server
             await plane.api.close()

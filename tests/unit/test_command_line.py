@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -18,14 +20,22 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from traceplane.cli import audit, deploys, output, secrets, whereabouts
+from traceplane.cli import audit, deploys, main, output, secrets, whereabouts
 from traceplane.cli.failures import error_text, explained
 from traceplane.cli.grammar import Noun
 from traceplane.cli.main import cli
 from traceplane.cli.output import ChangingLine, progress_bar, work_goes_on
 from traceplane.cli.queries import table_lines
 from traceplane.cli.scopes import NamedPartitions, parse_scopes
-from traceplane.errors import Forbidden, InvalidInput, NotFound
+from traceplane.errors import (
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    SpecInvalid,
+    SpecProblem,
+    TraceplaneError,
+    UserError,
+)
 from traceplane.settings import Settings
 from traceplane.wire.audit import AuditResponse
 from traceplane.wire.control import ExplainResponse
@@ -121,6 +131,45 @@ def test_a_command_that_does_not_exist_is_refused_with_one_that_does(
     assert line.endswith(f"→ {next_step}")
 
 
+def tree(kind: type[TraceplaneError] = TraceplaneError) -> Iterator[type[TraceplaneError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        if child.__module__ == TraceplaneError.__module__:
+            yield from tree(child)
+
+
+def test_every_kind_of_error_ends_with_the_next_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = [kind for kind in tree() if kind is not SpecInvalid]
+    assert len(kinds) > 10
+    for kind in kinds:
+        for own in (None, "ask Ada"):
+            error = kind("some.code", "it is wrong", value=7, next_step=own)
+            monkeypatch.setattr(main, "cli", raises(error))
+            with pytest.raises(SystemExit) as end:
+                main.main()
+            assert end.value.code == (2 if issubclass(kind, UserError) else 1)
+            assert (
+                capsys.readouterr().err == f"some.code: it is wrong (value: '7') → {own or kind.otherwise}\n"
+            )
+    problem = SpecProblem(
+        "spec.unknown_field", "unknown", "dag.yaml", 3, 5, suggestion="did you mean 'jobs'?"
+    )
+    monkeypatch.setattr(main, "cli", raises(SpecInvalid((problem, problem))))
+    with pytest.raises(SystemExit):
+        main.main()
+    line = "dag.yaml:3:5: spec.unknown_field: unknown → did you mean 'jobs'?\n"
+    assert capsys.readouterr().err == line * 2
+
+
+def raises(error: TraceplaneError) -> Callable[..., None]:
+    def cli(**_: object) -> None:
+        raise error
+
+    return cli
+
+
 def resolved(*words: str) -> click.Command:
     """The command that these words run."""
     with cli.make_context("traceplane", list(words), resilient_parsing=True) as context:
@@ -180,6 +229,34 @@ def test_what_is_no_scope_is_refused(text: str) -> None:
 
 def test_a_scope_may_be_negative() -> None:
     assert refused("emit", "shop.days", "-9..-5", "-5..-9").startswith("cli.empty_range")
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("market", "market"),
+        ("My Shop 2", "my_shop_2"),
+        ("Été", "ete"),
+        ("2026", "dag_2026"),
+        ("日本", "dag"),
+        ("con'quote", "con_quote"),
+        ("-x", "x"),
+        ("x" * 80, "x" * 63),
+    ],
+)
+def test_a_project_may_be_in_a_folder_of_any_name(tmp_path: Path, folder: str, name: str) -> None:
+    done = CliRunner().invoke(cli, ["init", "--", str(tmp_path / folder)], standalone_mode=False)
+    assert done.exception is None
+    assert f"\ndag: {name}\n" in (tmp_path / folder / "dag.yaml").read_text()
+    command = done.stdout.splitlines()[-1].removeprefix("Next: ")
+    assert shlex.split(command) == ["cd", str(tmp_path / folder), "&&", "traceplane", "dev"]
+
+
+def test_a_project_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "code").write_text("a file, where a folder is needed")
+    done = CliRunner().invoke(cli, ["init", str(tmp_path)], standalone_mode=False)
+    assert isinstance(done.exception, InvalidInput)
+    assert (done.exception.code, done.exception.value) == ("init.unwritable", str(tmp_path / "code"))
 
 
 TRACEBACK = """\

@@ -304,6 +304,34 @@ def test_every_metric_is_documented(metric: telemetry.Metric) -> None:
     assert documented[metric.name][1] == metric.kind
 
 
+def _log_events() -> Iterator[str]:
+    """The names of log events in calls; those that a function is passed are in the calls of that function."""
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            if ast.unparse(node.func) in ("telemetry.emit", "emit", "note"):
+                yield ast.unparse(node.args[0])
+
+
+def test_every_log_event_is_documented_and_no_other_one() -> None:
+    documented = set(rows(_log_event_tables()))
+    names = set(_log_events())
+    written = {ast.literal_eval(name) for name in names if re.fullmatch(r"'[^']+'", name)}
+    assert len(written) > 100
+    # Made at run time, and passed on by `note`.
+    assert names - {repr(name) for name in written} == {
+        "f'{name}.error'", "f'{self.name}.pass'", "event"
+    }  # fmt: skip
+    assert written | {"<loop>.error", "<loop>.pass"} == documented
+
+
+def _log_event_tables() -> str:
+    """Only the first cells: others name fields."""
+    text = sections(page("operations/telemetry.md"), level=2)["Log events"]
+    return "\n".join(re.findall(r"^\| `[^`]+` \|", text, re.MULTILINE))
+
+
 def test_every_crash_point_is_documented() -> None:
     documented = rows(sections(page("architecture.md"), level=2)["Boundaries"])
     assert set(documented) >= {*crash_points.TRANSACTIONS, *crash_points.STEPS}

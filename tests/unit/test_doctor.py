@@ -8,7 +8,8 @@ from uuid import UUID
 
 from traceplane import __version__
 from traceplane.cli import browser
-from traceplane.cli.doctor import _memory, diagnose, same_clock, same_version
+from traceplane.cli.doctor import _memory, same_clock, same_version
+from traceplane.gateway.health import diagnose
 from traceplane.wire.control import FailureView, StatusResponse, StuckView
 
 TASK = UUID(int=7)

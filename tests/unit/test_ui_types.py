@@ -57,5 +57,6 @@ def test_the_ui_calls_what_there_is(document: dict[str, Any]) -> None:
     # `x` stands for one of a few verbs there.
     assert {called for _, called in unknown} <= {
         *("/api/v1/jobs/${what}", "/api/v1/tasks/${what}", "/api/v1/dead-letters/${what}"),
+        "/api/v1/deliveries/${what}",
         "/api/v1/${asked.what}",
     }

@@ -19,7 +19,14 @@ export const signedOut = signal(false)
 const CSRF = /(?:^|; )(?:__Host-)?traceplane_csrf=([^;]*)/
 
 export async function call<Answer>(method: string, path: string, body?: unknown): Promise<Answer> {
-  const headers: Record<string, string> = {}
+  const answer = await send(method, path, body)
+  if (answer.status === 204) return undefined as Answer
+  return (await answer.json()) as Answer
+}
+
+/** The answer as it comes, if it is none of an error. */
+export async function send(method: string, path: string, body?: unknown, more: { headers?: Record<string, string>; signal?: AbortSignal } = {}): Promise<Response> {
+  const headers: Record<string, string> = { ...more.headers }
   if (method !== 'GET') {
     headers['x-csrf-token'] = CSRF.exec(document.cookie)?.[1] ?? ''
     headers['content-type'] = 'application/json'
@@ -31,23 +38,29 @@ export async function call<Answer>(method: string, path: string, body?: unknown)
       headers,
       body: body === undefined ? undefined : JSON.stringify(body),
       credentials: 'same-origin',
+      signal: more.signal,
     })
   } catch {
+    if (more.signal?.aborted) throw new ApiError(0, 'stopped', 'it was stopped')
     throw new ApiError(0, 'unreachable', 'the gateway does not answer', undefined, 'check that it runs')
   }
   if (!answer.ok) throw await asError(answer)
-  if (answer.status === 204) return undefined as Answer
-  return (await answer.json()) as Answer
+  return answer
 }
 
 async function asError(answer: Response): Promise<ApiError> {
   if (answer.status === 401) signedOut.value = true
+  return errorOf(answer.status, await answer.text().catch(() => ''))
+}
+
+/** What an error's body says. */
+export function errorOf(status: number, body: string): ApiError {
   try {
-    const { error } = (await answer.json()) as { error: Record<string, unknown> }
+    const { error } = JSON.parse(body) as { error: Record<string, unknown> }
     const text = (name: string) => (error[name] === undefined ? undefined : String(error[name]))
-    return new ApiError(answer.status, text('code') ?? '', text('message') ?? '', text('value'), text('next_step'))
+    return new ApiError(status, text('code') ?? '', text('message') ?? '', text('value'), text('next_step'))
   } catch {
-    return new ApiError(answer.status, `http.${answer.status}`, 'the gateway answered with an error')
+    return new ApiError(status, `http.${status}`, 'the gateway answered with an error')
   }
 }
 

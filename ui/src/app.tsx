@@ -8,18 +8,24 @@ import { Icon } from './icons'
 import { connection, start } from './live'
 import { A, Empty, Loading, Problem, Toasts } from './parts'
 import { Help, Palette, onKey, overlay } from './palette'
-import { PAGES } from './pages'
+import { PAGES, pagesOfReader } from './pages'
 import { AlertPage, AlertsPage } from './pages/alerts'
+import { AuditPage } from './pages/audit'
+import { ChannelsPage } from './pages/channels'
 import { DatasetPage, DatasetsPage } from './pages/datasets'
 import { DagPage, DeploysPage } from './pages/deploys'
+import { EffectsPage, EventsPage } from './pages/events'
 import { GraphPage } from './pages/graph'
 import { HealthPage } from './pages/health'
 import { LettersPage } from './pages/letters'
+import { PeoplePage } from './pages/people'
 import { QueriesPage } from './pages/queries'
+import { SecretsPage } from './pages/secrets'
 import { TaskPage } from './pages/task'
 import { TasksPage } from './pages/tasks'
+import { TriggersPage } from './pages/triggers'
 import { place } from './router'
-import { begin, failure, leave, who } from './session'
+import { begin, failure, isAdmin, leave, who } from './session'
 import { Mark, SignIn } from './signin'
 import { switchTheme, theme } from './theme'
 import type { StatusResponse } from './types'
@@ -78,16 +84,28 @@ function Current() {
       return name ? <TaskPage key={name} id={name} /> : <TasksPage />
     case 'datasets':
       return name ? <DatasetPage key={name} name={name} /> : <DatasetsPage />
+    case 'events':
+      return name ? <EffectsPage key={name} id={name} /> : <EventsPage />
     case 'deploys':
       return name ? <DagPage key={name} dag={name} /> : <DeploysPage />
     case 'queries':
       return <QueriesPage />
+    case 'triggers':
+      return <TriggersPage />
     case 'alerts':
       return name ? <AlertPage key={name} id={name} /> : <AlertsPage />
     case 'dead-letters':
       return <LettersPage />
     case 'health':
       return <HealthPage />
+    case 'people':
+      return isAdmin() ? <PeoplePage /> : <ForAdmins />
+    case 'secrets':
+      return <SecretsPage />
+    case 'channels':
+      return isAdmin() ? <ChannelsPage /> : <ForAdmins />
+    case 'audit':
+      return isAdmin() ? <AuditPage /> : <ForAdmins />
     default:
       return (
         <Empty icon="search" title="There is no such page">
@@ -97,10 +115,16 @@ function Current() {
   }
 }
 
+const ForAdmins = () => (
+  <Empty icon="held" title="This page is for admins">
+    <p>Ask an admin of {who.value!.org} for the role, or for what you need from it.</p>
+  </Empty>
+)
+
 function Side() {
   const [first = ''] = place.value.path.slice(1).split('/')
   const here = first === '' ? '/graph' : `/${first}`
-  const status = useData<StatusResponse>('/api/v1/status', (changed) => (changed.jobs ?? []).length > 0)
+  const status = useData<StatusResponse>('/api/v1/status?datasets=false', (changed) => (changed.jobs ?? []).length > 0)
   const open = (status.data?.failed ?? []).filter((one) => one.state === 'dead').reduce((sum, one) => sum + one.tasks, 0)
   const marks: Record<string, number> = { '/tasks': open }
   return (
@@ -122,7 +146,7 @@ function Side() {
           <kbd>Ctrl K</kbd>
         </button>
         <nav aria-label="Pages" onClick={() => (menuOpen.value = false)}>
-          {PAGES.map((page) => (
+          {pagesOfReader().map((page) => (
             <A key={page.path} href={page.path} aria-current={page.path === here ? 'page' : undefined}>
               <Icon name={page.icon} />
               {page.name}

@@ -4,7 +4,7 @@ import type { ComponentChildren } from 'preact'
 import { useEffect, useMemo, useRef, useState } from 'preact/hooks'
 import { useData } from './data'
 import { Icon, type IconName } from './icons'
-import { PAGES } from './pages'
+import { pagesOfReader } from './pages'
 import { address, go } from './router'
 import { switchTheme } from './theme'
 import type { GraphResponse } from './types'
@@ -14,7 +14,7 @@ export const overlay = signal<'palette' | 'help' | undefined>(undefined)
 let first: { key: string; at: number } | undefined
 
 export function onKey(event: KeyboardEvent): void {
-  const target = event.target as HTMLElement
+  const target = event.composedPath()[0] as HTMLElement // the editor of queries is in a shadow root
   if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === 'k') {
     event.preventDefault()
     overlay.value = overlay.value === 'palette' ? undefined : 'palette'
@@ -35,13 +35,13 @@ export function onKey(event: KeyboardEvent): void {
     if (field) {
       event.preventDefault()
       field.focus()
-      field.select()
+      field.select?.()
     }
   } else if (event.key === 'g') {
     first = { key: 'g', at: Date.now() }
   } else if (first && Date.now() - first.at < 1500) {
     first = undefined
-    const page = PAGES.find((one) => one.key === event.key)
+    const page = pagesOfReader().find((one) => one.key === event.key)
     if (page) go(page.path)
   }
 }
@@ -140,7 +140,7 @@ const task = (id: string): Found => ({ icon: 'tasks', name: id, kind: 'Task', ru
 function everything(graph?: GraphResponse): Found[] {
   const dags = [...new Set(graph?.jobs.map((job) => job.dag) ?? [])]
   return [
-    ...PAGES.map((page): Found => ({ icon: page.icon, name: page.name, kind: 'Page', run: () => go(page.path) })),
+    ...pagesOfReader().map((page): Found => ({ icon: page.icon, name: page.name, kind: 'Page', run: () => go(page.path) })),
     { icon: 'sun', name: 'Switch colours', kind: 'Command', run: switchTheme },
     { icon: 'help', name: 'Keys', kind: 'Command', run: () => (overlay.value = 'help') },
     ...dags.map((dag): Found => ({ icon: 'graph', name: dag, kind: 'DAG', run: () => go(address.graph({ dag })) })),
@@ -174,7 +174,7 @@ const KEYS: [string[], string][] = [
 ]
 
 export function Help() {
-  const keys: [string[], string][] = [...KEYS, ...PAGES.map((page): [string[], string] => [['g', page.key], `Go to ${page.name}`])]
+  const keys: [string[], string][] = [...KEYS, ...pagesOfReader().map((page): [string[], string] => [['g', page.key], `Go to ${page.name}`])]
   return (
     <Overlay label="Keys">
       <h2>Keys</h2>
@@ -208,7 +208,7 @@ function Overlay({ label, children }: { label: string; children: ComponentChildr
   const close = () => (overlay.value = undefined)
   return (
     <dialog ref={dialog} class="overlay" aria-label={label} onCancel={close} onClick={(event) => event.target === dialog.current && close()}>
-      <div class="overlay-body">{children}</div>
+      <div class="overlay-body" tabIndex={0}>{children}</div>
     </dialog>
   )
 }

@@ -45,3 +45,8 @@ export async function leave(): Promise<void> {
 /** Whether the person may change things; the gateway decides in any case. */
 export const mayWrite = (): boolean => who.value?.role === 'writer' || who.value?.role === 'admin'
 export const isAdmin = (): boolean => who.value?.role === 'admin'
+
+const RESERVED = ['admin', 'writer', 'reader']
+
+/** A role of the organization's own may be allowed to set some. */
+export const setsSecrets = (): boolean => isAdmin() || (who.value?.roles ?? []).some((role) => !RESERVED.includes(role))

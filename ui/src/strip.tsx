@@ -61,7 +61,7 @@ function Cells({ strip, choose, chosen }: { strip: CoverageStrip; choose: (span:
   const [held, setHeld] = useState<number>()
   const { cells, names = [], first = 0, last = 0, per_cell: per = 1 } = strip
   useEffect(() => {
-    const seen = new ResizeObserver(() => setWidth(canvas.current!.clientWidth))
+    const seen = new ResizeObserver(([entry]) => setWidth(entry!.contentRect.width))
     seen.observe(canvas.current!)
     return () => seen.disconnect()
   }, [])

@@ -45,6 +45,7 @@ export interface GraphJob {
   generated_for?: string
   hold?: HoldView
   pause?: GraphPause
+  change?: 'added' | 'rebuilt' | 'in_place'
 }
 
 export interface GraphDataset {
@@ -153,6 +154,64 @@ export interface LineageView {
   kind: string
   scope: string
   producer_id: string
+}
+
+export interface EventView {
+  event_id: number
+  dataset: string
+  kind: string
+  scope: string
+  created_at: string
+  backfill?: boolean
+  emission?: string
+  task_id?: string
+  dag?: string
+  job?: string
+  serving?: boolean
+}
+
+export interface EventList {
+  events: EventView[]
+  before?: number
+  more?: boolean
+}
+
+export interface EffectCommit {
+  commit_id: number
+  dataset: string
+  scope: string
+  rows: number
+  bytes: number
+  committed_at: string
+}
+
+export interface EffectTask {
+  task_id: string
+  dag: string
+  job: string
+  state: string
+  kind: string
+  attempt: number
+  max_attempts: number
+  created_at: string
+  scope?: string
+  started_at?: string
+  finished_at?: string
+  commits?: EffectCommit[]
+  more_commits?: boolean
+}
+
+export interface Effect {
+  parent?: number
+  event?: EventView
+  task?: EffectTask
+  left_out?: number
+  next?: string
+  shown_at?: number
+}
+
+export interface EffectsResponse {
+  effects: Effect[]
 }
 
 export interface WholeReadView {
@@ -444,4 +503,350 @@ export interface QueryPlan {
   files: number
   of_files: number
   bytes: number
+  generations: Record<string, string>
+}
+
+export interface GrantView {
+  role: string
+  granted_by: string
+  expires_at?: string
+  by_claim?: boolean
+}
+
+export interface MemberView {
+  name: string
+  kind: string
+  created_by: string
+  created_at: string
+  roles: GrantView[]
+  email?: string
+  issuer?: string
+  disabled_at?: string
+  last_seen_at?: string
+}
+
+export interface MembersResponse {
+  members: MemberView[]
+}
+
+export interface RoleView {
+  name: string
+  includes: string
+  sees_pii: boolean
+  reserved: boolean
+  created_by: string
+  created_at: string
+  members: number
+}
+
+export interface RolesResponse {
+  roles: RoleView[]
+}
+
+export interface TokenView {
+  token_id: string
+  name: string
+  created_by: string
+  created_at: string
+  member?: string
+  roles?: string[]
+  datasets?: string[]
+  expires_at?: string
+  last_used_at?: string
+}
+
+export interface TokensResponse {
+  tokens: TokenView[]
+}
+
+export interface IssuedToken {
+  token: string
+  warning?: string
+}
+
+export interface SecretView {
+  name: string
+  version?: number | string
+  set_by?: string
+  set_at?: string
+  last_used_at?: string
+  allowed_jobs?: string[]
+  roles?: string[]
+}
+
+export interface SecretsResponse {
+  secrets: SecretView[]
+}
+
+export interface SecretSet {
+  name: string
+  version?: number | string
+  warnings?: string[]
+}
+
+export interface SecretRightsView {
+  name: string
+  allowed_jobs?: string[]
+  roles?: string[]
+  warnings?: string[]
+}
+
+export interface AuditEntry {
+  audit_id: number
+  at: string
+  principal: string
+  kind: string
+  action: string
+  object: Record<string, string>
+  outcome: string
+  times?: number
+  remote?: string
+}
+
+export interface AuditResponse {
+  entries: AuditEntry[]
+}
+
+export interface ChannelView {
+  name: string
+  config: Record<string, unknown>
+  changed_at: string
+  changed_by: string
+  platform_alerts?: boolean
+  waiting?: number
+  dead?: number
+  warnings?: string[]
+}
+
+export interface ChannelsResponse {
+  channels: ChannelView[]
+}
+
+export interface ChannelTested {
+  name: string
+  outcome: 'delivered' | 'retry' | 'dead'
+  code?: string
+  reason?: string
+}
+
+export interface DeliveryView {
+  delivery_id: string
+  channel: string
+  kind: string
+  alert: string
+  severity: string
+  title: string
+  state: string
+  tries: number
+  created_at: string
+  ready_at?: string
+  ended_at?: string
+  code?: string
+  reason?: string
+}
+
+export interface DeliveriesResponse {
+  deliveries: DeliveryView[]
+  before?: number
+}
+
+export interface DeliveriesChanged {
+  changed: number
+  retracted?: number
+}
+
+export interface AlertSummary {
+  dag: string
+  alert: string
+  found: number
+  sent: number
+  retracted: number
+  open: number
+  last_found_at: string
+  suppressed?: Record<string, number>
+}
+
+export interface AlertSummaryResponse {
+  alerts: AlertSummary[]
+}
+
+export interface SilenceView {
+  silence_id: string
+  ends_at: string
+  reason: string
+  created_at: string
+  created_by: string
+  dag?: string
+  alert?: string
+  subject?: Record<string, unknown>
+}
+
+export interface SilencesResponse {
+  silences: SilenceView[]
+}
+
+export interface HistoryPoint {
+  at: string
+  rows: number
+  bytes: number
+  commits: number
+}
+
+export interface DatasetHistory {
+  dataset: string
+  points: HistoryPoint[]
+  seconds?: number
+  updated_at?: string
+  filled_at?: string
+  is_cut?: boolean
+}
+
+export interface FindingView {
+  level: 'ok' | 'warning' | 'problem'
+  code: string
+  sentence: string
+  next_step?: string
+}
+
+export interface ProcessView {
+  kind: string
+  name: string
+  seen_at: string
+  is_silent?: boolean
+  version?: string
+  started_at?: string
+  runtime?: string
+}
+
+export interface HealthResponse {
+  findings: FindingView[]
+  processes?: ProcessView[]
+}
+
+export interface FieldChangeView {
+  field: string
+  old?: string
+  new?: string
+}
+
+export interface JobChangeView {
+  job: string
+  runtime: string
+  operator: string
+  changes?: FieldChangeView[]
+  downstream_of?: string[]
+  generated_for?: string
+  reads?: string[]
+  writes?: string[]
+}
+
+export interface DatasetChangeView {
+  dataset: string
+  changes: FieldChangeView[]
+}
+
+export interface WeightView {
+  dataset: string
+  scopes: number
+  rows: number
+  bytes: number
+  events?: number
+}
+
+export interface ConcernedView {
+  dag: string
+  job: string
+  dataset: string
+  loses_it: boolean
+  broken_columns?: string[]
+}
+
+export interface PlanSteps {
+  added: JobChangeView[]
+  in_place: JobChangeView[]
+  rebuilt: JobChangeView[]
+  removed: JobChangeView[]
+  unchanged: string[]
+  datasets_added: string[]
+  datasets_changed: DatasetChangeView[]
+  datasets_removed: string[]
+  computed_anew: WeightView[]
+  readers: ConcernedView[]
+  dropped?: WeightView[]
+}
+
+export interface PlanResponse {
+  dag: string
+  noop: boolean
+  text: string
+  deployed_version?: number
+  blocked?: string
+  blocked_code?: string
+  steps?: PlanSteps
+  gives_up?: number
+  being_built?: number
+}
+
+export interface Subscription {
+  signal_type?: string
+  min_confidence?: number
+  direction?: 'BULLISH' | 'BEARISH' | 'NEUTRAL'
+}
+
+export interface PipelineConfig {
+  dag?: string
+  job?: string
+  target?: 'task' | 'celery'
+}
+
+export interface PipelineView {
+  pipeline_id: string
+  user_id: string
+  name: string
+  trigger_mode: string
+  is_active: boolean
+  config: PipelineConfig
+  created_at: string
+  scanner_tickers?: string[]
+  scanner_list?: string
+  signal_subscriptions?: Subscription[]
+  rules?: Record<string, unknown>
+  schedule?: string
+  launches_per_hour?: number
+  running?: string
+}
+
+export interface PipelinesResponse {
+  pipelines: PipelineView[]
+}
+
+export interface ExecutionView {
+  execution_id: string
+  pipeline_id: string
+  pipeline: string
+  user_id: string
+  target: string
+  status: 'PENDING' | 'RUNNING' | 'COMPLETED' | 'FAILED'
+  created_at: string
+  signal_id?: string
+  signal?: Record<string, unknown>
+  scheduled_for?: string
+  started_at?: string
+  finished_at?: string
+  error?: Record<string, unknown>
+}
+
+export interface ExecutionsResponse {
+  executions: ExecutionView[]
+}
+
+export interface DerivedColumn {
+  dataset: string
+  column: string
+  derived_from?: string[]
+}
+
+export interface ColumnLineage {
+  columns: DerivedColumn[]
+  cut?: boolean
 }

@@ -61,7 +61,7 @@ class TokenRecord:
     """The organizations whose tasks workers with this token get; None: all."""
     created_by: str = "traceplane"
     made_from: UUID | None = None
-    """The token whose end is the end of this one."""
+    """The token whose end is the end of this one; nothing is made from such a one in turn."""
     member_id: UUID | None = None
     member: Member | None = None
     token_id: UUID | None = None
@@ -81,8 +81,8 @@ class TokenRecord:
 
     @property
     def counted_as(self) -> str:
-        """What limits are counted by: whose it is, or if it is nobody's, the token."""
-        return f"token {self.token_id}" if self.member_id is None else f"member {self.member_id}"
+        """What limits are counted by: whose it is, or if it is nobody's, the token with all that is made from it."""
+        return f"member {self.member_id}" if self.member_id else f"token {self.made_from or self.token_id}"
 
     @property
     def role(self) -> Role | None:

@@ -18,24 +18,20 @@ import msgspec
 
 from traceplane import __version__
 from traceplane.cli import profile
-from traceplane.cli.failures import shortened
-from traceplane.cli.jobs import pause_line
 from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.services import with_database
 from traceplane.cli.trigger import trigger
 from traceplane.cli.whereabouts import call
 from traceplane.client.connection import Connection
 from traceplane.errors import TraceplaneError
-from traceplane.model.counted import counted
 from traceplane.model.finding import Finding
 from traceplane.runtime.process import listen
 from traceplane.settings import Settings, with_unprefixed
-from traceplane.wire.control import StatusResponse
+from traceplane.wire.health import HealthResponse
 from traceplane.wire.people import WhoAmI
 
 _MARKS = {"ok": "ok     ", "warning": "look at", "problem": "PROBLEM"}
 _LOW_DISK_BYTES = 2 << 30
-_LATE_SECONDS = 30
 _LOW_MEMORY_BYTES = 2 << 30
 """A Spark worker takes about one, and its tasks as much again."""
 _CLOCK_SECONDS = 5
@@ -169,11 +165,12 @@ def _of_the_platform(settings: Settings) -> Iterator[Finding]:
         return
     yield Finding("ok", "caller", f"You are {caller.name} of {caller.org}, with {roles}.")
     try:
-        status = call(settings, lambda c: c.call("GET", "/api/v1/status", StatusResponse))
+        health = call(settings, lambda c: c.call("GET", "/api/v1/health", HealthResponse))
     except TraceplaneError as error:
-        yield Finding("problem", error.code, f"Its status cannot be read: {error.message}.", error.next_step)
+        yield Finding("problem", error.code, f"Its health cannot be read: {error.message}.", error.next_step)
         return
-    yield from diagnose(status)
+    for found in health.findings:
+        yield Finding(found.level, found.code, found.sentence, found.next_step)
 
 
 def _of_the_gateway(settings: Settings) -> Iterator[Finding]:
@@ -227,52 +224,3 @@ def same_clock(ahead_seconds: float) -> Finding:
         f"The clock of this machine is {abs(ahead_seconds):.0f} s {side} the gateway's.",
         "set both by NTP: tokens and certificates expire by the clock",
     )
-
-
-def diagnose(status: StatusResponse) -> Iterator[Finding]:
-    if status.outbox_lag_seconds > _LATE_SECONDS:
-        yield Finding(
-            "problem",
-            "dispatcher_silent",
-            f"Wake-ups have been unsent for {status.outbox_lag_seconds:.0f} s: no dispatcher seems to run.",
-            "look at the log of `traceplane dispatcher`, or start one",
-        )
-    else:
-        yield Finding("ok", "dispatcher", "Tasks are handed out: no wake-up is late.")
-    for stuck in status.stuck:
-        yield Finding("problem", f"stuck_{stuck.reason}", f"{stuck.dag}/{stuck.job}: {stuck.sentence}")
-    for failure in status.failed:
-        tasks = f"{failure.dag}/{failure.job}: {counted(failure.tasks, 'task')}"
-        step = f"`traceplane explain {failure.newest}`"
-        if failure.state == "dead":
-            yield Finding("problem", failure.code, f"{tasks} dead: {shortened(failure.message)}", step)
-        else:
-            yield Finding(
-                "warning",
-                failure.code,
-                f"{tasks} failed, to be tried again: {shortened(failure.message)}",
-                step,
-            )
-    if not status.stuck and not status.failed:
-        yield Finding("ok", "work", "No task has failed, and none is stuck.")
-    yield from _beside_tasks(status)
-
-
-def _beside_tasks(status: StatusResponse) -> Iterator[Finding]:
-    for d in status.datasets:
-        if d.dead_letters:
-            rows = counted(d.dead_letters, "row")
-            step = f"`traceplane dead-letter list --dataset {d.dataset}`"
-            yield Finding("warning", "dead_letters", f"{d.dataset}: {rows} could not be written.", step)
-        for check in d.failed_checks:
-            explain = f"`traceplane explain {check.task_id}`" if check.task_id is not None else None
-            yield Finding("warning", "check_failed", f"{d.dataset}, {check.check}: {check.problem}", explain)
-    for channel, messages in status.dead_messages.items():
-        step = f"`traceplane message list --channel {channel} --state dead`"
-        yield Finding(
-            "warning", "dead_messages", f"{channel}: {counted(messages, 'message')} not delivered.", step
-        )
-    for pause in status.paused:
-        yield Finding(
-            "warning", "paused", f"{pause_line(pause)}", f"`traceplane job resume {pause.dag} {pause.job}`"
-        )

@@ -20,6 +20,7 @@ from traceplane.cli import (
     deploys,
     dev,
     doctor,
+    effects,
     events,
     jobs,
     messages,
@@ -119,7 +120,7 @@ cli.add_short_names(
     abort=deploys.abort,
 )
 cli.add_short_names("dataset", query=queries.query, backfill=backfill.backfill)
-cli.add_short_names("event", emit=events.emit)
+cli.add_short_names("event", emit=events.emit, effects=effects.effects)
 cli.add_short_names("task", retry=tasks.retry, cancel=tasks.cancel, logs=tasks.logs, dead=tasks.dead)
 cli.add_short_names("dead-letter", dlq=dead_letters.dead_letter)
 # Names that are accepted, and not shown.
@@ -151,9 +152,15 @@ def main() -> None:
 
 def _fail(error: TraceplaneError) -> NoReturn:
     # A message may quote a row's values, so its line breaks are replaced.
-    for problem in error.problems if isinstance(error, SpecInvalid) else (error,):
+    problems = error.problems if isinstance(error, SpecInvalid) else (_with_next_step(error),)
+    for problem in problems:  # a problem of a file says where to correct it
         say(" ".join(str(problem).splitlines()), err=True)
     sys.exit(2 if error.status < 500 else 1)
+
+
+def _with_next_step(error: TraceplaneError) -> TraceplaneError:
+    error.next_step = error.next_step or error.otherwise
+    return error
 
 
 def _usage_error(error: click.ClickException) -> InvalidInput:

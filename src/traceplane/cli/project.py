@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,22 +42,34 @@ def init(folder: Path, name: str | None, as_json: bool) -> None:
             value=", ".join(str(path) for path in there),
             next_step="choose another folder: `traceplane init FOLDER`",
         )
-    for source, path in files:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = source.read_text().replace("PROJECT", chosen).replace("VERSION", __version__)
-        path.write_text(text)
-        shutil.copymode(source, path)
+    try:
+        for source, path in files:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text = source.read_text().replace("PROJECT", chosen).replace("VERSION", __version__)
+            path.write_text(text)
+            shutil.copymode(source, path)
+    except OSError as error:
+        raise InvalidInput(
+            "init.unwritable",
+            f"the project cannot be written there: {error.strerror}",
+            value=error.filename,
+            next_step="choose another folder: `traceplane init FOLDER`",
+        ) from error
     if as_json:
         say_json({"dag": chosen, "files": [str(path) for _, path in files]})
         return
     for _, path in files:
         say(f"  {path}")
-    where = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
+    path_of_folder = f"./{folder}" if str(folder).startswith("-") else str(folder)
+    where = "" if folder == Path() else f"cd {shlex.quote(path_of_folder)} && "
     say(f"Next: {where}traceplane dev")
 
 
 def _from(folder: Path) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", folder.absolute().name.lower()).strip("_")
+    """A name that a DAG may have, whatever the folder is called."""
+    plain = unicodedata.normalize("NFKD", folder.absolute().name).encode("ascii", "ignore").decode()
+    words = re.sub(r"[^a-z0-9]+", "_", plain.lower()).strip("_")
+    return (words if words[:1].isalpha() else f"dag_{words}".rstrip("_"))[:63]
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, Path]]:

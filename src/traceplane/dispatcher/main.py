@@ -54,6 +54,7 @@ from traceplane.http_service.tls import ServerCertificate
 from traceplane.model.compaction import Policy
 from traceplane.postgres import buffers, deliveries, events
 from traceplane.postgres.database import Database
+from traceplane.postgres.processes import Presence
 from traceplane.registry import garbage
 from traceplane.runtime.process import Activity, Outcome, run_loop, task_group
 from traceplane.secrets.own_settings import with_secrets
@@ -116,6 +117,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             ),
             authority=run_loop("authority", authority.refresh, interval=2.0, stop=stop),
             invocations=invocations.run(stop),
+            presence=Presence(database, "dispatcher").run(stop),
             wake_listener=queue.listen(stop),
             work_listener=database.listen(["traceplane_work"], lambda *_: scheduler.work_created(), stop),
             **(run_sinks(database, leases.reports, stop) if settings.dispatcher_runs_sinks else {}),
@@ -161,6 +163,7 @@ async def run_sink(settings: Settings, stop: asyncio.Event) -> None:
 
         await task_group(
             stop,
+            presence=Presence(database, "sink").run(stop),
             told=run_loop("told", tell_dispatchers, interval=_TOLD_SECONDS, kick=committed, stop=stop),
             **run_sinks(database, reports, stop),
         )
@@ -212,7 +215,11 @@ async def run_delivery(settings: Settings, stop: asyncio.Event) -> None:
         vault = Vault.of(settings, master_keys)
         opened.push_async_callback(vault.close)
         await vault.check()
-        await task_group(stop, **run_deliveries(settings, database, vault, stop))
+        await task_group(
+            stop,
+            presence=Presence(database, "delivery").run(stop),
+            **run_deliveries(settings, database, vault, stop),
+        )
 
 
 async def _connect(settings: Settings, connections: int, opened: contextlib.AsyncExitStack) -> Database:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections import defaultdict
 from collections.abc import Awaitable, Iterator
 from typing import Any
 from uuid import UUID, uuid4
@@ -18,7 +19,7 @@ from traceplane.auth.access import bearer, check_org, cut_down, require_role
 from traceplane.auth.callers import Caller, CallerKind
 from traceplane.auth.master_key_file import MasterKeyFile
 from traceplane.auth.opaque import Principal, TokenBook, TokenRecord
-from traceplane.auth.rights import access_of
+from traceplane.auth.rights import Access, access_of
 from traceplane.auth.roles import Role
 from traceplane.auth.second_look import SecondLook
 from traceplane.auth.store import load_roles, load_token_book
@@ -31,13 +32,17 @@ from traceplane.gateway.backfill import backfill
 from traceplane.gateway.browser_links import BrowserLinks, is_browser_token
 from traceplane.gateway.changes import ChangesApi
 from traceplane.gateway.channels import ChannelApi
+from traceplane.gateway.column_lineage import ColumnLineageApi
 from traceplane.gateway.coverage_strip import CoverageStripApi
+from traceplane.gateway.dataset_history import DatasetHistoryApi
 from traceplane.gateway.dead_letters import DeadLetterApi
 from traceplane.gateway.deliveries import DeliveryApi
 from traceplane.gateway.deploys import DeployApi
 from traceplane.gateway.emits import Emits
+from traceplane.gateway.events import EventApi
 from traceplane.gateway.file_sources import FileSources
 from traceplane.gateway.graph import GraphApi
+from traceplane.gateway.health import HealthApi
 from traceplane.gateway.iceberg import IcebergApi
 from traceplane.gateway.identity_providers import IdentityProviderApi
 from traceplane.gateway.jobs import JobApi, pause_view
@@ -65,7 +70,7 @@ from traceplane.postgres import (
 )
 from traceplane.postgres.audit import Act
 from traceplane.postgres.coverage import of_datasets as positions_held
-from traceplane.postgres.database import Database, OrgDatabases
+from traceplane.postgres.database import Database, OrgDatabases, Transaction
 from traceplane.query.datasets import AsOf, QueryCaller
 from traceplane.query.engine_pool import EnginePool
 from traceplane.query.preparation import OverLimit, PlannedFiles
@@ -86,6 +91,7 @@ from traceplane.wire.control import (
     FailedCheckView,
     ScopeExplanation,
     ScopeQuery,
+    StatusQuery,
     StatusResponse,
 )
 from traceplane.wire.queries import (
@@ -183,6 +189,7 @@ class PublicApi:
                   "Emit events of source datasets."),
             Route("POST", "/api/v1/backfill", BackfillRequest, BackfillResponse, self.backfill, WRITER,
                   "Compute a range of history."),
+            *EventApi().routes(),
             *self.jobs.routes(),
             *self.tasks.routes(),
             *self.dead_letters.routes(),
@@ -198,7 +205,11 @@ class PublicApi:
             Route("GET", "/api/v1/datasets/{dataset_id}/explain", None, ScopeExplanation, self.explain_scope, READER,
                   "Why positions of a dataset are missing.", query=ScopeQuery),
             *CoverageStripApi().routes(),
-            Route("GET", "/api/v1/status", None, StatusResponse, self.status, READER, "Counts and cursors."),
+            *ColumnLineageApi().routes(),
+            *DatasetHistoryApi(_caller).routes(),
+            Route("GET", "/api/v1/status", None, StatusResponse, self.status, READER, "Counts and cursors.",
+                  query=StatusQuery),
+            *HealthApi(self.status_of).routes(),
             *self.iceberg.routes(),
             *PipelineApi().routes(),
             *self.webhooks.routes(),
@@ -414,43 +425,18 @@ class PublicApi:
     # Tasks -----------------------------------------------------------------------------------------
 
     async def status(self, call: Call[None]) -> StatusResponse:
-        async with call.principal.database.transaction() as tx:
-            access = await access_of(tx, call.principal.org, call.principal)
-            work = await standing(tx, call.principal, access)
-            paused = await job_pauses.of_org(tx, call.principal.org)
-            datasets = await commits.summary(tx, call.principal.org)
-            without_rows = [d.generation_id for d in datasets if not d.commits]
-            tallies = await events.tally(tx, without_rows)
-            held = await positions_held(tx, call.principal.org)
-            lag = await outbox.lag_seconds_of(tx, call.principal.org)
-            cron = await cron_sources.views(tx, call.principal.org)
-            dead_letters = await buffers.letter_counts(tx, call.principal.org)
-            failed_checks = await check_failures.standing(tx, call.principal.org)
-            dead_messages = (
-                await channels.dead_messages(tx, call.principal.org_id) if call.principal.is_admin else {}
-            )
-        views = []
-        for d in filter(lambda d: access.reads(d.dataset_id), datasets):
-            tally = tallies.get(d.generation_id)
-            cursor, cursor_name = coverage.last_position(
-                tally.last if tally else d.cursor, held.get(d.dataset_id)
-            )
-            view = DatasetView(
-                *(d.dataset_id, d.commits, d.rows, d.bytes),
-                cursor=cursor,
-                coverage=coverage.view(held.get(d.dataset_id)),
-                storage=d.storage,
-                at_most=d.at_most,
-                events=tally.events if tally else None,
-                cursor_name=cursor_name,
-                dead_letters=dead_letters.get(d.dataset_id, 0),
-                failed_checks=[
-                    FailedCheckView(f.name, f.scopes, f.problem, f.task_id)
-                    for f in failed_checks
-                    if f.dataset_id == d.dataset_id
-                ],
-            )
-            views.append(view)
+        query: StatusQuery = call.query
+        return await self.status_of(call.principal, datasets=query.datasets)
+
+    async def status_of(self, caller: Caller, *, datasets: bool = True) -> StatusResponse:
+        async with caller.database.transaction() as tx:
+            access = await access_of(tx, caller.org, caller)
+            work = await standing(tx, caller, access)
+            paused = await job_pauses.of_org(tx, caller.org)
+            views = await _dataset_views(tx, caller.org, access) if datasets else []
+            lag = await outbox.lag_seconds_of(tx, caller.org)
+            cron = await cron_sources.views(tx, caller.org)
+            dead_messages = await channels.dead_messages(tx, caller.org_id) if caller.is_admin else {}
         return StatusResponse(
             work.counts,
             views,
@@ -463,6 +449,35 @@ class PublicApi:
             paused=[pause_view(pause) for pause in paused if access.sees(pause.dag, pause.job)],
             dead_messages=dead_messages,
         )
+
+
+async def _dataset_views(tx: Transaction, org: str, access: Access) -> list[DatasetView]:
+    datasets = await commits.summary(tx, org)
+    tallies = await events.tally(tx, [d.generation_id for d in datasets if not d.commits])
+    held = await positions_held(tx, org)
+    dead_letters = await buffers.letter_counts(tx, org)
+    failed_checks: dict[str, list[FailedCheckView]] = defaultdict(list)
+    for f in await check_failures.standing(tx, org):
+        failed_checks[f.dataset_id].append(FailedCheckView(f.name, f.scopes, f.problem, f.task_id))
+    views = []
+    for d in filter(lambda d: access.reads(d.dataset_id), datasets):
+        tally = tallies.get(d.generation_id)
+        cursor, cursor_name = coverage.last_position(
+            tally.last if tally else d.cursor, held.get(d.dataset_id)
+        )
+        view = DatasetView(
+            *(d.dataset_id, d.commits, d.rows, d.bytes),
+            cursor=cursor,
+            coverage=coverage.view(held.get(d.dataset_id)),
+            storage=d.storage,
+            at_most=d.at_most,
+            events=tally.events if tally else None,
+            cursor_name=cursor_name,
+            dead_letters=dead_letters.get(d.dataset_id, 0),
+            failed_checks=failed_checks.get(d.dataset_id, []),
+        )
+        views.append(view)
+    return views
 
 
 def _act(incoming: Incoming, record: TokenRecord) -> Act:

@@ -49,12 +49,12 @@ class BrowserLinks:
         caller: Caller = call.principal
         header = call.header("authorization")
         record = None if header is None else self._find(bearer(header))
-        if record is None:
+        if record is None or record.made_from is not None:
             raise Conflict(
                 "sign_in.link_needs_token",
                 "only a user token makes links that sign browsers in",
                 value=caller.name,
-                next_step="sign in at /auth/login, or call with a user token",
+                next_step="sign in at /auth/login, or call with a user token that was issued to you",
             )
         code = new_secret()
         async with self._database.transaction() as tx:

@@ -12,6 +12,7 @@ from traceplane.http_service.metrics import serve_metrics
 from traceplane.http_service.server import connection_limits, serve
 from traceplane.http_service.tls import ServerCertificate
 from traceplane.postgres.database import Database, OrgDatabases
+from traceplane.postgres.processes import Presence
 from traceplane.postgres.tokens import ACCESS_CHANGED
 from traceplane.runtime.process import run_loop, task_group
 from traceplane.settings import Settings
@@ -49,6 +50,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             ),
             tokens=run_loop("tokens", api.refresh, interval=2.0, kick=access_changed, stop=stop),
             access_listener=database.listen([ACCESS_CHANGED], lambda *_: access_changed.set(), stop),
+            presence=Presence(database, "gateway").run(stop),
             streams=_at_end(stop, api.changes.end),
             issuers=run_loop("issuers", api.sign_in.refresh_issuers, interval=30.0, stop=stop),
             audit=run_loop("audit", api.audit.flush, interval=FLUSH_SECONDS, stop=stop),

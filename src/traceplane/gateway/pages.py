@@ -25,11 +25,17 @@ ADDRESSES = frozenset(
         b"graph",
         b"datasets",
         b"tasks",
+        b"events",
         b"deploys",
         b"queries",
+        b"triggers",
         b"alerts",
         b"dead-letters",
         b"health",
+        b"people",
+        b"secrets",
+        b"channels",
+        b"audit",
     }
 )
 """The first segments of the addresses that the UI has pages for, besides `/`."""

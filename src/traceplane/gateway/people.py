@@ -173,11 +173,12 @@ class PeopleApi:
 
     async def grant(self, call: Call[GrantBody]) -> MemberView:
         role, by = call.path_params["role"], call.principal.name
+        lasts = _length(call.body.lasts)
 
         async def grant(tx: Transaction, member_id: UUID) -> None:
             if role not in {defined.name for defined in await people.roles(tx)}:
                 raise await _unknown_role(tx, role)
-            await people.grant(tx, member_id, role, by=by, lasts=_length(call.body.lasts))
+            await people.grant(tx, member_id, role, by=by, lasts=lasts)
 
         view = await _changed(call, grant)
         telemetry.emit("member.granted", member=view.name, role=role, principal=by)
@@ -384,7 +385,12 @@ async def _locked(tx: Transaction, name: str) -> LockedMember:
 
 
 def _length(text: str | None) -> timedelta | None:
-    return None if text is None else durations.parsed(text)
+    length = None if text is None else durations.parsed(text)
+    if length == timedelta():
+        raise InvalidInput(
+            "request.invalid", "`lasts` is no time at all", value=text, next_step="for example 24h or 30d"
+        )
+    return length
 
 
 def _member_view(member: StoredMember) -> MemberView:

@@ -165,6 +165,10 @@ def _jobs(asked: SecretRightsRequest) -> tuple[list[str] | None] | None:
     return None if asked.allowed_jobs is None else (asked.allowed_jobs,)
 
 
+_KINDS = {CHANNELS: "channel", PROVIDERS: "identity provider"}
+"""What uses secrets like the jobs of a DAG, by the name of that DAG."""
+
+
 async def _warnings(tx: Transaction, caller: Caller, asked: SecretRightsRequest) -> list[str]:
     """Names that do not exist may be those of a job that is deployed later, or misspelled."""
     warnings = []
@@ -181,15 +185,15 @@ async def _warnings(tx: Transaction, caller: Caller, asked: SecretRightsRequest)
         for job in asked.allowed_jobs:
             if job not in jobs:
                 group, _, name = job.partition("/")
-                what = "channel" if group == CHANNELS else "DAG" if name == "*" else "job"
+                what = _KINDS.get(group) or ("DAG" if name == "*" else "job")
                 # One of the same kind: a group of them would be more than was asked for.
                 alike = [
                     other
                     for other in jobs
-                    if (other.partition("/")[0] == CHANNELS) == (group == CHANNELS)
+                    if _KINDS.get(other.partition("/")[0]) == _KINDS.get(group)
                     and other.endswith("/*") == (name == "*")
                 ]
-                named = {"channel": name, "DAG": group, "job": job}[what]
+                named = {"DAG": group, "job": job}.get(what, name)
                 warnings.append(f"there is no {what} {named} yet{_meant(job, alike)}")
     return warnings
 

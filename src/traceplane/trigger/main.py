@@ -13,6 +13,7 @@ from traceplane.http_service.metrics import metrics_app
 from traceplane.http_service.server import connection_limits, serve
 from traceplane.postgres import trigger
 from traceplane.postgres.database import Database
+from traceplane.postgres.processes import Presence
 from traceplane.runtime.process import run_loop, task_group
 from traceplane.secrets.own_settings import with_secrets
 from traceplane.settings import Settings
@@ -62,6 +63,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
                 "cache", cache.refresh, interval=batching.cache_refresh_seconds, kick=changed, stop=stop
             ),
             listener=database.listen([trigger.CHANNEL], lambda *_: changed.set(), stop),
+            presence=Presence(database, "trigger").run(stop),
             consumer=consumer.run(stop),
         )
     finally:

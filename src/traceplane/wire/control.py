@@ -324,6 +324,11 @@ class CronView(Wire, frozen=True):
     """A paused source has no next tick."""
 
 
+class StatusQuery(Wire, frozen=True):
+    datasets: bool = True
+    """Whether to say what each dataset holds: there may be thousands."""
+
+
 class StatusResponse(Wire, frozen=True):
     counts: dict[str, dict[str, int]]
     """Unfinished tasks: "dag/job" -> state -> number."""

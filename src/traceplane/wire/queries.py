@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from traceplane.wire.control import CoverageView, CronView
-from traceplane.wire.scalars import Wire
+from traceplane.wire.scalars import Text, Wire
 
 Engine = Literal["auto", "duckdb", "spark"]
 """`auto`: Spark if the files to read have more bytes than the setting query_spark_above_mb allows, DuckDB otherwise."""
@@ -136,3 +136,44 @@ class DatasetDetail(Wire, frozen=True):
     """Unset: everybody of the organization."""
     write_roles: list[str] | None = None
     """Unset: every writer."""
+
+
+class ColumnLineageQuery(Wire, frozen=True):
+    column: Text
+
+
+class DerivedColumn(Wire, frozen=True):
+    dataset: str
+    column: str
+    derived_from: list[str] = []
+    """Columns that it is computed from, as dataset.column."""
+
+
+class ColumnLineage(Wire, frozen=True):
+    columns: list[DerivedColumn]
+    """The column itself, what it is computed from, and what is computed from it, however far."""
+    cut: bool = False
+    """Whether there are more datasets than were looked at."""
+
+
+class HistoryPoint(Wire, frozen=True):
+    at: datetime
+    """When the span of time begins."""
+    rows: int
+    """Of what was committed in it and is still there."""
+    bytes: int
+    commits: int
+
+
+class DatasetHistory(Wire, frozen=True):
+    dataset: str
+    points: list[HistoryPoint]
+    """Oldest first; spans without commits are left out."""
+    seconds: float | None = None
+    """How long each span is."""
+    updated_at: datetime | None = None
+    """When something was last committed."""
+    filled_at: datetime | None = None
+    """When rows were last committed."""
+    is_cut: bool = False
+    """Only the 20,000 commits with the highest positions are counted; there are more."""

@@ -3,38 +3,59 @@ import { useState } from 'preact/hooks'
 import { attempt } from '../actions'
 import { post, withParameters } from '../api'
 import { useData } from '../data'
-import { counted } from '../format'
+import { count } from '../format'
+import { Tabs, tabOf } from '../fields'
 import { A, Button, Empty, Fact, Facts, Loading, Page, Problem, sentence, Time, toast } from '../parts'
 import { address, place, setQuery } from '../router'
-import { mayWrite } from '../session'
-import type { AlertDetail, AlertsResponse, AlertView } from '../types'
+import { DeliveryList } from './deliveries'
+import { Silence, Silences } from './silences'
+import { isAdmin, mayWrite } from '../session'
+import type { AlertDetail, AlertsResponse, AlertSummaryResponse, AlertView } from '../types'
 
 const STATES = ['open', 'acknowledged', 'suppressed', 'retracted']
 const PER_PAGE = 100
 
 export function AlertsPage() {
+  const show = tabOf('found')
+  return (
+    <Page title="Alerts">
+      <Tabs
+        tabs={[
+          { id: 'found', title: 'Found' },
+          { id: 'firing', title: 'By alert' },
+          ...(isAdmin() ? [{ id: 'deliveries', title: 'Deliveries' }] : []),
+          { id: 'silences', title: 'Silences' },
+        ]}
+      />
+      {show === 'firing' ? <Firing /> : show === 'deliveries' ? <DeliveryList /> : show === 'silences' ? <Silences /> : <FoundAlerts />}
+    </Page>
+  )
+}
+
+function FoundAlerts() {
   const query = place.value.query
   const filter = { state: query.get('state') ?? '', dag: query.get('dag') ?? '', alert: query.get('alert') ?? '' }
-  const { data, error, loading, reload } = useData<AlertsResponse>(withParameters('/api/v1/alerts', { ...filter, limit: PER_PAGE }), (changed) => changed.alerts === true)
+  const after = query.get('after') ?? ''
+  const { data, error, loading, reload } = useData<AlertsResponse>(withParameters('/api/v1/alerts', { ...filter, after, limit: PER_PAGE }), (changed) => changed.alerts === true)
   const alerts = data?.alerts ?? []
   const filtered = Object.values(filter).some(Boolean)
   return (
-    <Page title="Alerts">
+    <>
       <div class="filters" role="search">
         <label class="field">
           <span>State</span>
-          <select value={filter.state} onChange={(event) => setQuery({ state: event.currentTarget.value })}>
+          <select value={filter.state} onChange={(event) => setQuery({ state: event.currentTarget.value, after: undefined })}>
             <option value="">Every state</option>
             {STATES.map((one) => <option key={one} value={one}>{one}</option>)}
           </select>
         </label>
-        {(filter.alert || filter.dag) && <Button look="ghost" icon="close" onClick={() => setQuery({ alert: undefined, dag: undefined })}>{filter.dag} {filter.alert}</Button>}
+        {(filter.alert || filter.dag) && <Button look="ghost" icon="close" onClick={() => setQuery({ alert: undefined, dag: undefined, after: undefined })}>{filter.dag} {filter.alert}</Button>}
       </div>
       {error && <Problem error={error} retry={reload} />}
       {loading && !data && <Loading />}
       {data && alerts.length === 0 && (
-        <Empty icon="alerts" title={filtered ? 'No alert matches' : 'No alert was found'}>
-          {filtered ? <A class="button" href="/alerts">Show all</A> : <p>A DAG file says which rows somebody is to be told of, under <code>alerts:</code>. What they find appears here.</p>}
+        <Empty icon="alerts" title={filtered || after ? 'No alert matches' : 'No alert was found'}>
+          {filtered || after ? <A class="button" href="/alerts">Show all</A> : <p>A DAG file says which rows somebody is to be told of, under <code>alerts:</code>. What they find appears here.</p>}
         </Empty>
       )}
       {alerts.length > 0 && (
@@ -58,8 +79,45 @@ export function AlertsPage() {
           </table>
         </div>
       )}
-      {data?.after && <p class="muted below">The newest {counted(alerts.length, 'alert')}; narrow the list down to see older ones.</p>}
-    </Page>
+      <div class="below">
+        {after ? <Button icon="left" onClick={() => setQuery({ after: undefined })}>The newest</Button> : <span />}
+        {data?.after && <Button onClick={() => setQuery({ after: data.after })}>Show older ones</Button>}
+      </div>
+    </>
+  )
+}
+
+function Firing() {
+  const { data, error, loading, reload } = useData<AlertSummaryResponse>('/api/v1/alert-summary', (changed) => changed.alerts === true)
+  const alerts = [...(data?.alerts ?? [])].sort((a, b) => b.open - a.open)
+  if (error) return <Problem error={error} retry={reload} />
+  if (loading && !data) return <Loading />
+  if (alerts.length === 0)
+    return (
+      <Empty icon="alerts" title="No alert has found anything">
+        <p>What each alert found, how much of it was sent, and why the rest was not, appears here.</p>
+      </Empty>
+    )
+  return (
+    <div class="table-box">
+      <table class="table">
+        <thead><tr><th>Alert</th><th>DAG</th><th>Now</th><th class="right">Found</th><th class="right">Sent</th><th class="right">Retracted</th><th>Not sent</th><th>Last found</th></tr></thead>
+        <tbody>
+          {alerts.map((one) => (
+            <tr key={`${one.dag}/${one.alert}`}>
+              <td><A class="strong" href={withParameters('/alerts', { dag: one.dag, alert: one.alert })}>{one.alert}</A></td>
+              <td>{one.dag || <span class="muted">the platform</span>}</td>
+              <td>{one.open > 0 ? <A href={withParameters('/alerts', { dag: one.dag, alert: one.alert, state: 'open' })}><span class="state alert-open">{count(one.open)} open</span></A> : <span class="muted">quiet</span>}</td>
+              <td class="right">{count(one.found)}</td>
+              <td class="right">{count(one.sent)}</td>
+              <td class="right">{count(one.retracted)}</td>
+              <td>{Object.entries(one.suppressed ?? {}).map(([reason, n]) => `${count(n)} ${reason}`).join(', ') || <span class="muted">—</span>}</td>
+              <td><Time at={one.last_found_at} /></td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
   )
 }
 
@@ -77,6 +135,7 @@ function AlertState({ of }: { of: AlertView }) {
 export function AlertPage({ id }: { id: string }) {
   const { data, error, reload } = useData<AlertDetail>(`/api/v1/alerts/${encodeURIComponent(id)}`, (changed) => changed.alerts === true)
   const [busy, setBusy] = useState(false)
+  const [silencing, setSilencing] = useState(false)
   if (error && !data)
     return error.status === 404 || error.status === 400 ? (
       <Empty icon="alerts" title="There is no such alert"><A class="button" href="/alerts">All alerts</A></Empty>
@@ -94,7 +153,14 @@ export function AlertPage({ id }: { id: string }) {
   return (
     <Page
       title={alert.title || alert.alert}
-      side={mayWrite() && alert.state === 'open' && <Button look="primary" icon="check" disabled={busy} onClick={() => void acknowledge()}>Acknowledge</Button>}
+      side={
+        mayWrite() && (
+          <>
+            <Button icon="pause" onClick={() => setSilencing(true)}>Silence…</Button>
+            {alert.state === 'open' && <Button look="primary" icon="check" disabled={busy} onClick={() => void acknowledge()}>Acknowledge</Button>}
+          </>
+        )
+      }
     >
       <div class="columns">
         <div class="column-main">
@@ -146,6 +212,7 @@ export function AlertPage({ id }: { id: string }) {
           </section>
         </div>
       </div>
+      {silencing && <Silence dag={alert.dag} alert={alert.alert} subject={alert.subject} close={() => setSilencing(false)} />}
     </Page>
   )
 }

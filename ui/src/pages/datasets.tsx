@@ -3,14 +3,16 @@ import { useMemo, useState } from 'preact/hooks'
 import { ApiError, get, post, withParameters } from '../api'
 import { useData } from '../data'
 import { brief, bytes, count, counted } from '../format'
-import { Grid, type Rows } from '../grid'
+import { Grid } from '../grid'
 import { Icon } from '../icons'
-import { concernsDataset } from '../live'
+import { concernsDag, concernsDataset } from '../live'
 import { A, Button, Empty, Fact, Facts, Loading, Page, Problem, sentence, State, Time, toast } from '../parts'
 import { address, place, setQuery } from '../router'
 import { mayWrite } from '../session'
+import { Freshness, Growth } from './growth'
 import { type Span, Strip } from '../strip'
-import type { BackfillResponse, CatalogResponse, ColumnView, DatasetDetail, DatasetView, ScopeExplanation, StatusResponse } from '../types'
+import { type Rows, type Table, tableOf } from '../table'
+import type { BackfillResponse, CatalogResponse, ColumnView, DatasetDetail, DatasetHistory, DatasetView, ScopeExplanation, StatusResponse, VersionsResponse } from '../types'
 
 export function DatasetsPage() {
   const { data, error, loading, reload } = useData<CatalogResponse>('/api/v1/datasets', (changed) => (changed.datasets ?? []).length > 0)
@@ -71,6 +73,7 @@ export function DatasetPage({ name }: { name: string }) {
   const path = `/api/v1/datasets/${encodeURIComponent(name)}`
   const { data, error, reload } = useData<DatasetDetail>(path, (changed) => concernsDataset(changed, name) || (changed.dags ?? []).length > 0)
   const status = useData<StatusResponse>('/api/v1/status', (changed) => concernsDataset(changed, name))
+  const history = useData<DatasetHistory>(data ? `${path}/history` : null, (changed) => concernsDataset(changed, name))
   if (error && !data)
     return error.status === 404 ? (
       <Empty icon="dataset" title="There is no such dataset">
@@ -91,6 +94,7 @@ export function DatasetPage({ name }: { name: string }) {
         <div class="column-main">
           {!isVirtual && entry.events === undefined && <Held name={name} producers={data.produced_by ?? []} />}
           <Checks view={view} />
+          {!isVirtual && entry.events === undefined && <Growth history={history.data} />}
           <Schema columns={data.columns} position={data.position} />
           <Sample name={name} rows={entry.rows} isVirtual={isVirtual} />
           {data.sql && (
@@ -116,9 +120,11 @@ export function DatasetPage({ name }: { name: string }) {
               {data.read_roles && <Fact name="Read by roles">{data.read_roles.join(', ')}</Fact>}
               {data.write_roles && <Fact name="Written by roles">{data.write_roles.join(', ')}</Fact>}
             </Facts>
+            {!isVirtual && entry.events === undefined && <Freshness history={history.data} />}
           </section>
           <Jobs title="Written by" jobs={data.produced_by ?? []} />
           <Jobs title="Read by" jobs={data.read_by ?? []} />
+          <Versions dag={entry.dag} />
         </div>
       </div>
     </Page>
@@ -139,6 +145,26 @@ function Jobs({ title, jobs }: { title: string; jobs: string[] }) {
             </li>
           )
         })}
+      </ul>
+    </section>
+  )
+}
+
+const SHOWN_VERSIONS = 5
+
+/** Of its DAG: each is a state of the dataset that can be gone back to, or asked about. */
+function Versions({ dag }: { dag: string }) {
+  const { data } = useData<VersionsResponse>(withParameters('/api/v1/versions', { dag, limit: SHOWN_VERSIONS }), (changed) => concernsDag(changed, dag))
+  if (!data?.versions.length) return null
+  return (
+    <section class="card">
+      <h2>Versions</h2>
+      <ul class="lineage">
+        {data.versions.map((one) => (
+          <li key={one.version}>
+            <A href={address.deploys(dag)}>{one.version}</A> <State of={one.state} /> <span class="muted"><Time at={one.activated_at ?? one.created_at} /></span>
+          </li>
+        ))}
       </ul>
     </section>
   )
@@ -272,14 +298,14 @@ function Schema({ columns, position }: { columns: ColumnView[]; position?: strin
 const SAMPLED = 100
 
 function Sample({ name, rows, isVirtual }: { name: string; rows: number; isVirtual: boolean }) {
-  const [shown, setShown] = useState<Rows>()
+  const [shown, setShown] = useState<Table>()
   const [problem, setProblem] = useState<ApiError>()
   const [busy, setBusy] = useState(false)
   const load = async () => {
     setBusy(true)
     setProblem(undefined)
     try {
-      setShown(await post<Rows>('/api/v1/query', { sql: `select * from "${name.replaceAll('"', '""')}" limit ${SAMPLED}`, format: 'json' }))
+      setShown(tableOf(await post<Rows>('/api/v1/query', { sql: `select * from "${name.replaceAll('"', '""')}" limit ${SAMPLED}`, format: 'json' })))
     } catch (error) {
       setProblem(error instanceof ApiError ? error : new ApiError(0, 'unexpected', String(error)))
     }
@@ -294,7 +320,7 @@ function Sample({ name, rows, isVirtual }: { name: string; rows: number; isVirtu
           {busy ? 'Reading…' : rows || isVirtual ? 'Show some' : 'It has none yet'}
         </Button>
       )}
-      {shown && <Grid rows={shown} label={`Rows of ${name}`} />}
+      {shown && <Grid table={shown} label={`Rows of ${name}`} />}
     </section>
   )
 }

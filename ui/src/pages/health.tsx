@@ -1,15 +1,18 @@
 // What needs somebody: failures, what is stuck or held, sources that are late, messages that are dead.
 import { useData } from '../data'
 import { count, counted, duration } from '../format'
+import { Icon } from '../icons'
 import { A, Empty, Fact, Facts, Loading, Page, Problem, sentence, State, Time } from '../parts'
 import { address } from '../router'
-import type { GraphJob, GraphResponse, StatusResponse } from '../types'
+import { isAdmin } from '../session'
+import type { GraphJob, GraphResponse, HealthResponse, StatusResponse } from '../types'
 
 const SLOW_SECONDS = 10
 
 export function HealthPage() {
   const { data, error, reload } = useData<StatusResponse>('/api/v1/status', () => true)
   const graph = useData<GraphResponse>('/api/v1/graph', (changed) => (changed.jobs ?? []).length + (changed.dags ?? []).length > 0)
+  const health = useData<HealthResponse>('/api/v1/health', (changed) => (changed.jobs ?? []).length > 0)
   const jobs = graph.data?.jobs ?? []
   if (error && !data) return <Problem error={error} retry={reload} />
   if (!data) return <Loading />
@@ -22,7 +25,7 @@ export function HealthPage() {
   const held = jobs.filter((job) => job.hold)
   const paused = jobs.filter((job) => job.pause)
   const slow = data.outbox_lag_seconds > SLOW_SECONDS
-  const isWell = !dead.length && !stuck.length && !checks.length && !letters.length && !messages.length && !slow
+  const isWell = !dead.length && !stuck.length && !checks.length && !letters.length && !messages.length && !slow && !health.data?.findings.some((one) => one.level === 'problem')
   return (
     <Page title="Health">
       {isWell && (
@@ -31,6 +34,8 @@ export function HealthPage() {
         </Empty>
       )}
       <div class="cards wide-cards">
+        {health.error && <Problem error={health.error} retry={health.reload} />}
+        {health.data && <Doctor health={health.data} />}
         {slow && (
           <section class="card">
             <h2>Wake-ups are late</h2>
@@ -126,6 +131,58 @@ export function HealthPage() {
     </Page>
   )
 }
+
+/** What `traceplane doctor` prints of the platform, and the processes that there are. */
+function Doctor({ health }: { health: HealthResponse }) {
+  const processes = health.processes ?? []
+  const order = ['problem', 'warning', 'ok']
+  const findings = [...health.findings].sort((a, b) => order.indexOf(a.level) - order.indexOf(b.level))
+  return (
+    <>
+      <section class="card">
+        <h2>What the doctor finds</h2>
+        <ul class="findings">
+          {findings.map((one) => (
+            <li key={one.code + one.sentence} class={`finding-${one.level}`}>
+              <Icon name={one.level === 'ok' ? 'check' : one.level === 'warning' ? 'minus' : 'cross'} />
+              <div>
+                <span class="hidden">{one.level}: </span>
+                {one.sentence}
+                {one.next_step && <div class="muted small">{inCode(one.next_step)}</div>}
+              </div>
+            </li>
+          ))}
+        </ul>
+      </section>
+      {isAdmin() && (
+        <section class="card">
+          <h2>Processes</h2>
+          {processes.length === 0 && <p class="muted">None has said that it is there. They do every ten seconds.</p>}
+          {processes.length > 0 && (
+            <div class="scrolled">
+              <table class="table flat">
+                <thead><tr><th>Process</th><th>State</th><th>Where</th><th>Started</th></tr></thead>
+                <tbody>
+                  {processes.map((one) => (
+                    <tr key={`${one.kind} ${one.name}`}>
+                      <td><strong>{one.kind}</strong> <span class="muted">{one.runtime ?? ''}</span></td>
+                      <td>{one.is_silent ? <span class="state state-dead">silent since <Time at={one.seen_at} /></span> : <span class="state state-completed" title={one.version && `version ${one.version}`}>there</span>}</td>
+                      <td>{one.name}</td>
+                      <td><Time at={one.started_at} /></td>
+                    </tr>
+                  ))}
+                </tbody>
+              </table>
+            </div>
+          )}
+        </section>
+      )}
+    </>
+  )
+}
+
+/** What stands between backquotes is a command. */
+const inCode = (text: string) => text.split('`').map((part, n) => (n % 2 ? <code key={n}>{part}</code> : part))
 
 const sum = (status: StatusResponse, state: string) => Object.values(status.counts).reduce((total, of) => total + (of[state] ?? 0), 0)
 

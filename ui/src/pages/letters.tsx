@@ -79,7 +79,7 @@ function Letter({ letter, opened, open, changed }: Props) {
       )}
       {opened && <Detail id={letter.task_id} />}
       {asking && (
-        <Confirm title="Drop these rows?" yes="Drop them" look="danger" agree={() => void change('drop')} close={() => setAsking(false)}>
+        <Confirm title="Drop these rows?" yes="Drop them" look="danger" agree={() => change('drop')} close={() => setAsking(false)}>
           <p>{counted(letter.rows, 'row')} of {letter.dataset} {letter.scope} are given up. Their task stays dead and is acknowledged.</p>
         </Confirm>
       )}

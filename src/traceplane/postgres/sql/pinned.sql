@@ -20,13 +20,17 @@ with wanted as materialized (
   where o.slug = $1 and (d.dataset_id = any($2::text[]) or $2 is null and (d.current_generation_id is not null or exists (
     select 1 from dag_versions b join dag_version_datasets m using (dag_version_id)
     where b.dag_id = d.dag_id and b.state = 'building' and m.dataset_uuid = d.dataset_uuid)))
+), specified as materialized (  -- each version is taken apart once, however many of its datasets are wanted
+  select v.dag_version_id, d.definition->>'dataset_id' as dataset_id, d.definition
+  from (select distinct dag_version_id from wanted) w join dag_versions v using (dag_version_id)
+  cross join lateral jsonb_array_elements(v.spec->'datasets') d (definition)
 ), pinned as materialized (
   select w.*, v.number as version,
          case when w.historic then m.generation_id else w.current_generation_id end as generation_id,
-         jsonb_path_query_first(v.spec, '$.datasets[*] ? (@.dataset_id == $id)',
-                                jsonb_build_object('id', w.dataset_id)) as versioned_definition
+         s.definition as versioned_definition
   from wanted w
   left join dag_versions v on v.dag_version_id = w.dag_version_id
+  left join specified s on s.dag_version_id = w.dag_version_id and s.dataset_id = w.dataset_id
   left join dag_version_datasets m on m.dag_version_id = w.dag_version_id and m.dataset_uuid = w.dataset_uuid
 )
 select p.dataset_uuid, p.dataset_id, p.dag, p.version, p.generation_id, p.definition, p.versioned_definition,

@@ -72,12 +72,8 @@ select extract(epoch from tp_now())::float8
 select revoked_at is null from access_tokens where token_id = $1 for share
 
 -- name: revoke_made_from
--- Ends what was made from a token, and what was made from that.
-with recursive made (token_id) as (
-  select token_id from access_tokens where made_from = $1
-  union select t.token_id from access_tokens t join made on t.made_from = made.token_id
-)
-update access_tokens set revoked_at = tp_now() where token_id in (select token_id from made) and revoked_at is null
+-- Ends what was made from a token.
+update access_tokens set revoked_at = tp_now() where made_from = $1 and revoked_at is null
 
 -- name: forget_codes
 -- Codes for browsers that nobody used in time.

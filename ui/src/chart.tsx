@@ -1,0 +1,107 @@
+// Lines, bars or points over an axis of numbers or times. The library that draws them is loaded with the first chart.
+import { useEffect, useRef, useState } from 'preact/hooks'
+import type uPlot from 'uplot'
+import { theme } from './theme'
+
+export type Look = 'line' | 'bars' | 'points'
+
+export interface Series {
+  name: string
+  values: (number | null)[]
+}
+
+const HEIGHT = 320
+
+interface Props {
+  label: string
+  look: Look
+  /** Ascending; seconds if these are times. */
+  x: number[]
+  isTime: boolean
+  /** What stands at 0, 1, … of the axis, if it is not one of numbers. */
+  names?: string[]
+  series: Series[]
+  height?: number
+  format?: (value: number) => string
+}
+
+const HUES = ['accent', 'good', 'held', 'pause', 'run', 'bad'] as const
+export const MOST_SERIES = HUES.length
+
+export function Chart({ label, look, x, isTime, names, series, height = HEIGHT, format }: Props) {
+  const box = useRef<HTMLDivElement>(null)
+  const [failed, setFailed] = useState(false)
+  useEffect(() => {
+    let over = false
+    let plot: uPlot | undefined
+    const resized = new ResizeObserver(([entry]) => plot?.setSize({ width: entry!.contentRect.width, height }))
+    void Promise.all([import('uplot'), import('uplot/dist/uPlot.min.css')])
+      .then(([{ default: Plot }]) => {
+        if (over || !box.current) return
+        plot = new Plot(options(Plot, { label, look, x, isTime, names, series, height, format }, box.current.clientWidth), [x, ...series.map((one) => one.values)], box.current)
+        resized.observe(box.current)
+      })
+      .catch(() => setFailed(true))
+    return () => {
+      over = true
+      resized.disconnect()
+      plot?.destroy()
+    }
+  }, [x, series, look, isTime, names, height, theme.value])
+  return (
+    <figure class="chart">
+      <div ref={box} class="chart-box" role="img" aria-label={label} style={{ minHeight: `${height}px` }} />
+      {failed && <p class="muted">The chart could not be loaded. Reload the page.</p>}
+      {series.length > 1 && (
+        <figcaption class="chart-key small">
+          {series.map((one, n) => (
+            <span key={one.name}>
+              <span class={`swatch hue-${HUES[n % HUES.length]}`} /> {one.name}
+            </span>
+          ))}
+        </figcaption>
+      )}
+    </figure>
+  )
+}
+
+function options(Plot: typeof uPlot, { look, x, isTime, names, series, height = HEIGHT, format }: Props, width: number): uPlot.Options {
+  const style = getComputedStyle(document.documentElement)
+  const colour = (name: string) => style.getPropertyValue(`--${name}`).trim()
+  const axis = { stroke: colour('muted'), grid: { stroke: colour('line'), width: 1 }, ticks: { stroke: colour('line'), width: 1 }, font: `12px ${style.getPropertyValue('--text')}` }
+  // Bars are as wide as the least distance between two, and the outer ones need room beside the first and last value.
+  const beside = look === 'bars' || names ? leastDistance(x) * 0.6 : 0
+  const across = names
+    ? { ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 1000], values: (_plot: uPlot, values: number[]) => values.map((at) => shortened(names[at] ?? '')) }
+    : axis
+  return {
+    width,
+    height,
+    legend: { show: false },
+    cursor: { drag: { x: true, y: false } },
+    scales: { x: { time: isTime, ...(beside > 0 ? { range: (_plot: uPlot, low: number, high: number): [number, number] => [low - beside, high + beside] } : {}) }, ...(look === 'bars' ? { y: { range: (_plot, low, high) => [Math.min(0, low), high === low ? high + 1 : high * 1.05] } } : {}) },
+    axes: [across, { ...axis, size: 72, ...(format ? { values: (_plot, values) => values.map((value) => (value === null ? '' : format(value))) } : {}) }],
+    series: [
+      {},
+      ...series.map((one, n): uPlot.Series => {
+        const stroke = colour(HUES[n % HUES.length]!)
+        return {
+          label: one.name,
+          stroke,
+          width: look === 'points' ? 0 : 1.5,
+          ...(look === 'bars' ? { fill: `${stroke}99`, paths: Plot.paths.bars!({ size: [0.7, 60] }), points: { show: false } } : {}),
+          ...(look === 'points' ? { paths: () => null, points: { show: true, size: 5, fill: stroke } } : {}),
+        }
+      }),
+    ],
+  }
+}
+
+function leastDistance(x: number[]): number {
+  let least = Infinity
+  for (let n = 1; n < x.length; n += 1) if (x[n]! > x[n - 1]!) least = Math.min(least, x[n]! - x[n - 1]!)
+  return least === Infinity ? 1 : least
+}
+
+const LONGEST_NAME = 14
+const shortened = (name: string) => (name.length > LONGEST_NAME ? `${name.slice(0, LONGEST_NAME - 1)}…` : name)
