@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from docs_site import sources
+from docs_site import comparisons, sources
 from docs_site.markdown import Rendered, render
 from docs_site.site import (
     INDEX,
@@ -54,6 +54,7 @@ def build(folder: Path, root: Path = ROOT) -> None:
     draft.mkdir(parents=True)
     pages = markdown_files(root)
     texts = {name: (root / name).read_text() for name in pages}
+    texts[comparisons.PAGE] += comparisons.tables(root / comparisons.RESULTS)
     template = (HERE / "page.html").read_text()
     for name in ASSETS:
         shutil.copy(HERE / name, draft / name)
@@ -196,7 +197,7 @@ def _fingerprint(root: Path, names: Iterable[str]) -> dict[str, str]:
     """What the site shows, by content: a checkout gives every file a new time."""
     return {
         name: hashlib.sha256((root / name).read_bytes()).hexdigest()[:16]
-        for name in sorted({*names, *markdown_files(root)})
+        for name in sorted({*names, *markdown_files(root), comparisons.RESULTS})
         if (root / name).is_file()
     }
 

@@ -45,7 +45,7 @@ SHOWS_NOTHING_OF_OTHERS = {
     "init",
     "migrate",
 } | {
-    *("keys rotate", "keys rotate-master", "org create", "org list", "secret set"),
+    *("key rotate", "key rotate-master", "org create", "org list", "secret set"),
     *(f"token {verb}" for verb in ("issue", "rotate", "revoke")),
     "logout",
     "ui",

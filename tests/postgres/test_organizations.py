@@ -221,6 +221,18 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
         "GET /api/v1/tasks/{task_id}": [
             (f"/api/v1/tasks/{t}", None) for t in (two.dead, two.done, two.waiting)
         ],
+        "GET /api/v1/tasks/{task_id}/effects": [
+            (f"/api/v1/tasks/{t}/effects", None) for t in (two.dead, two.done, two.waiting)
+        ],
+        "GET /api/v1/events": [
+            ("/api/v1/events", None),
+            (f"/api/v1/events?dataset={MARK}.in", None),
+            (f"/api/v1/events?task_id={two.done}", None),
+            ("/api/v1/events?commit_id=1", None),
+        ],
+        "GET /api/v1/events/{event_id}/effects": [
+            (f"/api/v1/events/{event_id}/effects", None) for event_id in range(1, 10)
+        ],
         "GET /api/v1/tasks/{task_id}/explain": [(f"/api/v1/tasks/{two.dead}/explain", None)],
         "GET /api/v1/tasks/{task_id}/logs": [(f"/api/v1/tasks/{t}/logs", None) for t in (two.dead, two.done)],
         "GET /api/v1/dead-letters": [
@@ -238,6 +250,9 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
         ],
         "GET /api/v1/datasets/{dataset_id}/coverage": [
             (f"/api/v1/datasets/{name}/coverage", None) for name in ("shop.mid", f"{MARK}.in")
+        ],
+        "GET /api/v1/datasets/{dataset_id}/column-lineage": [
+            (f"/api/v1/datasets/{name}/column-lineage?column=n", None) for name in ("shop.mid", f"{MARK}.in")
         ],
         "GET /api/v1/status": [("/api/v1/status", None)],
         "GET /api/v1/health": [("/api/v1/health", None)],

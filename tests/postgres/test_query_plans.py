@@ -15,7 +15,16 @@ import asyncpg
 import pytest
 
 from tests.control_plane import ControlPlane
-from tests.postgres.filled_tables import DAG, FILL, IN_FLIGHT, PARTITIONS, WAITING, Filled, no_sequential_scan
+from tests.postgres.filled_tables import (
+    DAG,
+    FILL,
+    IN_FLIGHT,
+    PARTITIONS,
+    WAITING,
+    Filled,
+    Plan,
+    no_sequential_scan,
+)
 from traceplane.postgres.database import ORG_ROLE, statements
 from traceplane.postgres.embedded.databases import create_database, drop_database
 from traceplane.postgres.embedded.server import EmbeddedPostgres
@@ -586,3 +595,47 @@ def test_a_page_of_history_is_read_by_its_key(filled: Filled, statement: str, ta
     plan = filled.run("history", statement, first, "'-1 day'", "500", "false")
     no_sequential_scan(plan)
     assert plan.read(table) <= 500 * 6
+
+
+# Events and what they caused ------------------------------------------------------------------------
+
+
+def read_whole(plan: Plan, table: str) -> bool:
+    return any(n["Node Type"] == "Seq Scan" and n["Relation Name"] == table for n in plan.scans)
+
+
+def test_what_an_event_caused_is_found_by_index_and_as_much_as_is_shown(filled: Filled) -> None:
+    events = "'{" + ",".join(str(n) for n in range(1, 21)) + "}'"
+    tasks = filled.ids("copy", "completed", 20)
+    no_job, no_dataset = "array[]::uuid[]", "array[]::text[]"
+    for name, arguments, table, most in (
+        ("fed", ["'default'", events, "21", "null", no_job], "task_inputs", 20 * 21),
+        ("count_fed", [events, "1020", no_job], "task_inputs", 20 * 1020),
+        ("produced", ["'default'", tasks, "21", no_dataset], "events", 20 * 21),
+        ("count_produced", [tasks, "1020"], "events", 20 * 1020),
+        ("commits", ["'default'", tasks, "11", no_dataset], "dataset_commits", 20 * 11),
+        ("producers", ["'default'", tasks, no_job], "tasks", 20),
+    ):
+        plan = filled.run("effects", name, *arguments)
+        assert not read_whole(plan, table), name
+        assert plan.read(table) <= most, name
+
+
+def test_a_page_of_events_looks_through_no_more_than_its_stretch(filled: Filled) -> None:
+    newest = filled.value("select max(event_id) from events")
+    plan = filled.run(
+        "effects",
+        "recent",
+        "'default'",
+        f"{newest - 1999}",
+        f"{newest}",
+        "null",
+        "null",
+        "array[]::text[]",
+        "50",
+    )
+    assert not read_whole(plan, "events")
+    assert plan.read("events") <= 2000
+    plan = filled.run("effects", "of_positions", "'default'", "'in'", "500", "9000", "null", "51")
+    assert not read_whole(plan, "events")
+    assert plan.read("events") <= 51

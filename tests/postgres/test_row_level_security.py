@@ -18,8 +18,8 @@ from traceplane.postgres import workers
 from traceplane.postgres.database import ORG_ROLE, SCHEMA, OrgDatabase
 from traceplane.postgres.workers import WorkerKey
 
-SHARED = {"code_bundles"}
-"""What every organization may read: code by the hash of its content."""
+SHARED = {"code_bundles", "processes"}
+"""What every organization may read: code by the hash of its content, and which processes there are."""
 READ_ONLY = {"workers"}
 """What an organization sees, and only the platform changes."""
 OF_THE_PLATFORM = {

@@ -172,7 +172,7 @@ async def test_a_chain_is_ingested_and_checked_by_executors(far: Far) -> None:
         await equal_to_the_chain(far, node, 20)
         for number, victim in enumerate(VICTIMS, start=1):
             node.faults.arm(Fault("stall", requests=None, seconds=600, methods=["eth_getLogs"]))
-            asked = node.calls["eth_getLogs"]
+            asked = node.calls["eth_getBlockByNumber"]
             await emit(platform, 20 * number + 1, 20 * number + 20)
             await until(
                 partial(is_more, node, asked), seconds=PATIENCE, what="an executor waits for the node"
@@ -188,7 +188,7 @@ async def test_a_chain_is_ingested_and_checked_by_executors(far: Far) -> None:
 
 
 async def is_more(node: Simulator, asked: int) -> bool:
-    return node.calls["eth_getLogs"] > asked
+    return node.calls["eth_getBlockByNumber"] > asked
 
 
 async def ingest(platform: Platform, first: int, last: int) -> None:

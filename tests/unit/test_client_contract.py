@@ -59,7 +59,7 @@ class Recorder:
     def __init__(self) -> None:
         self.sent: list[Sent] = []
 
-    def ask(self, method: str, path: str, kind: type, body: Any = None, **query: object) -> Any:
+    def ask(self, method: str, path: str, kind: type, body: Any = None, /, **query: object) -> Any:
         self.sent.append(Sent(method, path, body, kind.__name__, frozenset(query)))
         raise Asked
 
@@ -144,7 +144,14 @@ def uses(folder: Path) -> dict[str, list[Callable[[Client], Any]]]:
         ],
         "execution": [lambda c: c.execution(ID).__enter__()],
         "dags.all": [lambda c: c.dags.all()],
-        "dags.graph": [lambda c: c.dags.graph(), lambda c: c.dags.graph("t")],
+        "dags.graph": [lambda c: c.dags.graph(), lambda c: c.dags.graph("t", building=True)],
+        "events.each": [
+            lambda c: next(
+                c.events.each(dataset="t.in", kind="data", start=1, end=2, task_id=ID, commit_id=3)
+            )
+        ],
+        "events.effects": [lambda c: c.events.effects(5, depth=2, width=3, after="7")],
+        "events.effects_of_task": [lambda c: c.events.effects_of_task(ID, depth=2, width=3, after="7")],
         "dags.cutover": [lambda c: c.dags.cutover("t", drop_missing=True)],
         "dags.rollback": [lambda c: c.dags.rollback("t", to=1, drop_missing=True)],
         "dags.abort": [lambda c: c.dags.abort("t")],
@@ -156,6 +163,7 @@ def uses(folder: Path) -> dict[str, list[Callable[[Client], Any]]]:
         "datasets.get": [lambda c: c.datasets.get("t/in ö")],
         "datasets.history": [lambda c: c.datasets.history("t.in")],
         "datasets.coverage": [lambda c: c.datasets.coverage("t.in", 1, 2, cells=10)],
+        "datasets.column_lineage": [lambda c: c.datasets.column_lineage("t.in", "n")],
         "datasets.explain": [lambda c: c.datasets.explain("t.in", 1, 2)],
         "webhooks.all": [lambda c: c.webhooks.all()],
         "file_sources.all": [lambda c: c.file_sources.all()],

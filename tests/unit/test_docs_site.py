@@ -13,7 +13,10 @@ from urllib.parse import unquote
 
 import pytest
 
+from bench.results import compare, save
+from docs_site import comparisons
 from docs_site.build import BUILT, build
+from docs_site.draw import DIAGRAMS, drawn
 from docs_site.site import ROOT, markdown_files
 from tests.raised_codes import codes
 from traceplane.gateway.pages import Pages
@@ -114,6 +117,35 @@ def test_the_search_knows_every_page_and_every_error_code(site: Path) -> None:
     pages = {address: parts for address, _, _, parts in json.loads(listed)}
     assert set(pages) == set(markdown_files().values()) - {"changelog.html"}
     assert {title for _, title, _ in pages["reference/errors.html"]} >= set(codes())
+
+
+@pytest.mark.parametrize("description", sorted(DIAGRAMS.glob("*.txt")), ids=lambda path: path.stem)
+def test_a_diagram_is_what_its_description_draws(description: Path) -> None:
+    svg = description.with_suffix(".svg").read_text()
+    assert svg == drawn(description.read_text()), "run `python -m docs_site.draw`"
+
+
+def test_every_diagram_is_shown_and_described(site: Path) -> None:
+    pages = "".join(path.read_text() for path in site.rglob("*.html"))
+    described = re.findall(r'<svg class="drawing" role="img" aria-label="([^"]+)"', pages)
+    assert len(described) == len([*DIAGRAMS.glob("*.svg")])
+    assert min(map(len, described)) > 60
+
+
+def test_comparisons_are_what_was_measured_and_nothing_else(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    assert "Nothing was measured" in comparisons.tables(results)
+    measured = compare(
+        suite="control", name="throughput", unit="tasks/s", better="higher", ours=5210.4, peer="celery",
+        theirs=670.2, bar=10,
+    )  # fmt: skip
+    failed = compare(
+        suite="control", name="latency", unit="ms", better="lower", ours=9.1, peer="dbos", theirs=None
+    )
+    save("control", [measured, failed], results)
+    shown = comparisons.tables(results)
+    assert "| throughput (tasks/s) | celery | 5,210 | 670 | 7.77 × | 10 × | no |" in shown
+    assert "latency" not in shown
 
 
 def test_the_gateway_serves_the_site_under_the_policy_of_its_pages(tmp_path: Path, site: Path) -> None:

@@ -14,6 +14,7 @@ import { AuditPage } from './pages/audit'
 import { ChannelsPage } from './pages/channels'
 import { DatasetPage, DatasetsPage } from './pages/datasets'
 import { DagPage, DeploysPage } from './pages/deploys'
+import { EffectsPage, EventsPage } from './pages/events'
 import { GraphPage } from './pages/graph'
 import { HealthPage } from './pages/health'
 import { LettersPage } from './pages/letters'
@@ -22,6 +23,7 @@ import { QueriesPage } from './pages/queries'
 import { SecretsPage } from './pages/secrets'
 import { TaskPage } from './pages/task'
 import { TasksPage } from './pages/tasks'
+import { TriggersPage } from './pages/triggers'
 import { place } from './router'
 import { begin, failure, isAdmin, leave, who } from './session'
 import { Mark, SignIn } from './signin'
@@ -82,10 +84,14 @@ function Current() {
       return name ? <TaskPage key={name} id={name} /> : <TasksPage />
     case 'datasets':
       return name ? <DatasetPage key={name} name={name} /> : <DatasetsPage />
+    case 'events':
+      return name ? <EffectsPage key={name} id={name} /> : <EventsPage />
     case 'deploys':
       return name ? <DagPage key={name} dag={name} /> : <DeploysPage />
     case 'queries':
       return <QueriesPage />
+    case 'triggers':
+      return <TriggersPage />
     case 'alerts':
       return name ? <AlertPage key={name} id={name} /> : <AlertsPage />
     case 'dead-letters':

@@ -208,7 +208,7 @@ function Overlay({ label, children }: { label: string; children: ComponentChildr
   const close = () => (overlay.value = undefined)
   return (
     <dialog ref={dialog} class="overlay" aria-label={label} onCancel={close} onClick={(event) => event.target === dialog.current && close()}>
-      <div class="overlay-body">{children}</div>
+      <div class="overlay-body" tabIndex={0}>{children}</div>
     </dialog>
   )
 }

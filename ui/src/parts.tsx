@@ -49,12 +49,12 @@ const STATES: Record<string, { text: string; icon: IconName }> = {
 }
 
 /** A state by colour, shape and word: no reader depends on one of them. */
-export function State({ of, note }: { of: string; note?: string }) {
+export function State({ of, note, text }: { of: string; note?: string; text?: string }) {
   const known = STATES[of] ?? { text: of, icon: 'queued' as IconName }
   return (
     <span class={`state state-${of}`}>
       <Icon name={known.icon} />
-      {known.text}
+      {text ?? known.text}
       {note && <span class="note">{note}</span>}
     </span>
   )

@@ -43,6 +43,7 @@ export function setQuery(changes: Record<string, string | undefined>): void {
 export const address = {
   task: (id: string) => `/tasks/${id}`,
   tasks: (filters: Record<string, string>) => `/tasks?${new URLSearchParams(filters)}`,
+  event: (id: string) => `/events/${id}`,
   dataset: (name: string) => `/datasets/${encodeURIComponent(name)}`,
   graph: (filters: Record<string, string>) => `/graph?${new URLSearchParams(filters)}`,
   deploys: (dag: string) => `/deploys/${encodeURIComponent(dag)}`,

@@ -45,6 +45,7 @@ export interface GraphJob {
   generated_for?: string
   hold?: HoldView
   pause?: GraphPause
+  change?: 'added' | 'rebuilt' | 'in_place'
 }
 
 export interface GraphDataset {
@@ -153,6 +154,64 @@ export interface LineageView {
   kind: string
   scope: string
   producer_id: string
+}
+
+export interface EventView {
+  event_id: number
+  dataset: string
+  kind: string
+  scope: string
+  created_at: string
+  backfill?: boolean
+  emission?: string
+  task_id?: string
+  dag?: string
+  job?: string
+  serving?: boolean
+}
+
+export interface EventList {
+  events: EventView[]
+  before?: number
+  more?: boolean
+}
+
+export interface EffectCommit {
+  commit_id: number
+  dataset: string
+  scope: string
+  rows: number
+  bytes: number
+  committed_at: string
+}
+
+export interface EffectTask {
+  task_id: string
+  dag: string
+  job: string
+  state: string
+  kind: string
+  attempt: number
+  max_attempts: number
+  created_at: string
+  scope?: string
+  started_at?: string
+  finished_at?: string
+  commits?: EffectCommit[]
+  more_commits?: boolean
+}
+
+export interface Effect {
+  parent?: number
+  event?: EventView
+  task?: EffectTask
+  left_out?: number
+  next?: string
+  shown_at?: number
+}
+
+export interface EffectsResponse {
+  effects: Effect[]
 }
 
 export interface WholeReadView {
@@ -662,4 +721,132 @@ export interface ProcessView {
 export interface HealthResponse {
   findings: FindingView[]
   processes?: ProcessView[]
+}
+
+export interface FieldChangeView {
+  field: string
+  old?: string
+  new?: string
+}
+
+export interface JobChangeView {
+  job: string
+  runtime: string
+  operator: string
+  changes?: FieldChangeView[]
+  downstream_of?: string[]
+  generated_for?: string
+  reads?: string[]
+  writes?: string[]
+}
+
+export interface DatasetChangeView {
+  dataset: string
+  changes: FieldChangeView[]
+}
+
+export interface WeightView {
+  dataset: string
+  scopes: number
+  rows: number
+  bytes: number
+  events?: number
+}
+
+export interface ConcernedView {
+  dag: string
+  job: string
+  dataset: string
+  loses_it: boolean
+  broken_columns?: string[]
+}
+
+export interface PlanSteps {
+  added: JobChangeView[]
+  in_place: JobChangeView[]
+  rebuilt: JobChangeView[]
+  removed: JobChangeView[]
+  unchanged: string[]
+  datasets_added: string[]
+  datasets_changed: DatasetChangeView[]
+  datasets_removed: string[]
+  computed_anew: WeightView[]
+  readers: ConcernedView[]
+  dropped?: WeightView[]
+}
+
+export interface PlanResponse {
+  dag: string
+  noop: boolean
+  text: string
+  deployed_version?: number
+  blocked?: string
+  blocked_code?: string
+  steps?: PlanSteps
+  gives_up?: number
+  being_built?: number
+}
+
+export interface Subscription {
+  signal_type?: string
+  min_confidence?: number
+  direction?: 'BULLISH' | 'BEARISH' | 'NEUTRAL'
+}
+
+export interface PipelineConfig {
+  dag?: string
+  job?: string
+  target?: 'task' | 'celery'
+}
+
+export interface PipelineView {
+  pipeline_id: string
+  user_id: string
+  name: string
+  trigger_mode: string
+  is_active: boolean
+  config: PipelineConfig
+  created_at: string
+  scanner_tickers?: string[]
+  scanner_list?: string
+  signal_subscriptions?: Subscription[]
+  rules?: Record<string, unknown>
+  schedule?: string
+  launches_per_hour?: number
+  running?: string
+}
+
+export interface PipelinesResponse {
+  pipelines: PipelineView[]
+}
+
+export interface ExecutionView {
+  execution_id: string
+  pipeline_id: string
+  pipeline: string
+  user_id: string
+  target: string
+  status: 'PENDING' | 'RUNNING' | 'COMPLETED' | 'FAILED'
+  created_at: string
+  signal_id?: string
+  signal?: Record<string, unknown>
+  scheduled_for?: string
+  started_at?: string
+  finished_at?: string
+  error?: Record<string, unknown>
+}
+
+export interface ExecutionsResponse {
+  executions: ExecutionView[]
+}
+
+export interface DerivedColumn {
+  dataset: string
+  column: string
+  derived_from?: string[]
+}
+
+export interface ColumnLineage {
+  columns: DerivedColumn[]
+  cut?: boolean
 }

@@ -14,6 +14,7 @@ that set up or run the platform itself.
     deploys       `traceplane dag`: commands that deploy DAGs and choose which version of them serves
     dev           `traceplane dev`: `up`, and the files of a folder, deployed whenever they are saved
     doctor        `traceplane doctor` and `traceplane trigger doctor`: what is wrong, and what to do
+    effects       `traceplane event list` and `traceplane event effects`: events, and all that one of them caused
     events        `traceplane event`, `traceplane file` and `traceplane webhook`
     failures      what went wrong, as text: failed and stuck work, and everything known about one task
     jobs          commands for jobs and their batches

@@ -20,6 +20,7 @@ from traceplane.cli import (
     deploys,
     dev,
     doctor,
+    effects,
     events,
     jobs,
     messages,
@@ -119,7 +120,7 @@ cli.add_short_names(
     abort=deploys.abort,
 )
 cli.add_short_names("dataset", query=queries.query, backfill=backfill.backfill)
-cli.add_short_names("event", emit=events.emit)
+cli.add_short_names("event", emit=events.emit, effects=effects.effects)
 cli.add_short_names("task", retry=tasks.retry, cancel=tasks.cancel, logs=tasks.logs, dead=tasks.dead)
 cli.add_short_names("dead-letter", dlq=dead_letters.dead_letter)
 # Names that are accepted, and not shown.

@@ -34,6 +34,7 @@ from traceplane.settings import Settings
 from traceplane.wire.control import TaskDetail
 from traceplane.wire.queries import (
     CatalogResponse,
+    ColumnLineage,
     DatasetDetail,
     QueryPlan,
     QueryRequest,
@@ -333,3 +334,22 @@ def show(settings: Settings, name: str, as_json: bool) -> None:
     for title, jobs in (("produced by", shown.produced_by), ("read by", shown.read_by)):
         if jobs:
             say(f"{title} {', '.join(jobs)}")
+
+
+@dataset.command()
+@click.argument("name", callback=_named)
+@click.argument("column")
+@as_json
+@click.pass_obj
+def lineage(settings: Settings, name: str, column: str, as_json: bool) -> None:
+    """Show what a COLUMN of the dataset NAME is computed from, and what is computed from it."""
+    path = f"/api/v1/datasets/{quote(name, safe='')}/column-lineage"
+    found = call(settings, lambda c: c.call("GET", path, ColumnLineage, query={"column": column}))
+    if as_json:
+        say_json(found)
+        return
+    for one in found.columns:
+        source = f"  from {', '.join(one.derived_from)}" if one.derived_from else ""
+        say(f"{one.dataset}.{one.column}{source}")
+    if found.cut:
+        say("There are more datasets than were looked at; ask about a column nearer to them.")

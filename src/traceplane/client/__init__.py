@@ -10,6 +10,7 @@ for alert in client.alerts.each(state="open"):
 
 What is called most is a method of the client; the rest is grouped by what it is about:
     deploys         DAGs, their versions and jobs
+    events          events that were accepted, and everything that one of them caused
     catalog         datasets, webhook and file sources
     alerting        alerts, silences, channels and their messages, dead letters
     pipelines       pipelines, their lists and limits, executions
@@ -46,6 +47,7 @@ from traceplane.client.catalog import Datasets, FileSources, Webhooks
 from traceplane.client.connection import Connection, checked_arguments, quoted, uuid_of
 from traceplane.client.deploy_files import deploy_request
 from traceplane.client.deploys import Dags, Jobs
+from traceplane.client.events import Events
 from traceplane.client.people import Audit, IdentityProviders, Members, Roles, Secrets, Tokens
 from traceplane.client.pipelines import Executions, Pipelines, ScannerLists, UserLimits
 from traceplane.client.results import Pieces, as_pandas, as_polars, as_spark
@@ -113,6 +115,7 @@ class Client:
         self.dags = Dags(connection)
         self.jobs = Jobs(connection)
         self.datasets = Datasets(connection)
+        self.events = Events(connection)
         self.webhooks = Webhooks(connection)
         self.file_sources = FileSources(connection)
         self.alerts = Alerts(connection)

@@ -6,7 +6,13 @@ from traceplane.client.connection import Connection, quoted
 from traceplane.wire.control import ScopeExplanation
 from traceplane.wire.coverage import CoverageStrip
 from traceplane.wire.files import FileSourcesResponse, FileSourceView
-from traceplane.wire.queries import CatalogEntry, CatalogResponse, DatasetDetail, DatasetHistory
+from traceplane.wire.queries import (
+    CatalogEntry,
+    CatalogResponse,
+    ColumnLineage,
+    DatasetDetail,
+    DatasetHistory,
+)
 from traceplane.wire.webhooks import WebhooksResponse, WebhookView
 
 _DATASETS = "/api/v1/datasets"
@@ -30,6 +36,11 @@ class Datasets:
         """What it holds, lacks and computes from `first` to `last`, by stretches of positions."""
         path = f"{_DATASETS}/{quoted(dataset)}/coverage"
         return self._connection.ask("GET", path, CoverageStrip, first=first, last=last, cells=cells)
+
+    def column_lineage(self, dataset: str, column: str) -> ColumnLineage:
+        """What a column is computed from, and what is computed from it, where that is known."""
+        path = f"{_DATASETS}/{quoted(dataset)}/column-lineage"
+        return self._connection.ask("GET", path, ColumnLineage, column=column)
 
     def history(self, dataset: str) -> DatasetHistory:
         """How it grew over time, and how fresh it is."""

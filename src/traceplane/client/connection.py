@@ -39,7 +39,13 @@ class Connection:
             self._trusted = caller_context(trusted())
 
     def ask(
-        self, method: str, path: str, kind: type[Answer], body: msgspec.Struct | None = None, **query: object
+        self,
+        method: str,
+        path: str,
+        kind: type[Answer],
+        body: msgspec.Struct | None = None,
+        /,
+        **query: object,
     ) -> Answer:
         parameters = {name: _as_text(value) for name, value in query.items() if value is not None}
         target = f"{path}?{urlencode(parameters)}" if parameters else path

@@ -25,9 +25,9 @@ class Dags:
         """Deployed DAGs with their jobs."""
         return self._connection.ask("GET", "/api/v1/dags", DagsResponse).dags
 
-    def graph(self, dag: str | None = None) -> GraphResponse:
-        """Jobs and datasets with their edges, and what holds jobs back."""
-        return self._connection.ask("GET", "/api/v1/graph", GraphResponse, dag=dag)
+    def graph(self, dag: str | None = None, *, building: bool = False) -> GraphResponse:
+        """Jobs and datasets with their edges, and what holds jobs back; of the versions that serve, or are built."""
+        return self._connection.ask("GET", "/api/v1/graph", GraphResponse, dag=dag, building=building)
 
     def cutover(self, dag: str, *, drop_missing: bool = False) -> MovedResponse:
         """Lets the version that was built serve."""

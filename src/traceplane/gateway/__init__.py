@@ -9,6 +9,7 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     browser_links       links that sign a browser in with the rights of a token
     changes             which things changed, as a stream, so that pages ask for those anew
     channels            channels of an organization, as its admins set and test them
+    column_lineage      one column followed through datasets, up and down
     coverage            why some positions of a dataset are missing, followed upstream
     coverage_strip      what a dataset holds, as a strip of cells
     cron_sources        cron sources: when each fires next, and when it last did
@@ -17,6 +18,7 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     deliveries          messages that were queued for channels, as admins look at them, replay and drop them
     deploys             deploys and versions of DAGs
     emits               events by hand, committed in groups
+    events              events as people look at them, and everything that one of them caused
     file_reading        DAG files of those who may not deploy, read one after the other
     file_sources        file sources: what the last listing found, and what was refused
     graph               jobs and datasets as one graph, with what holds whom

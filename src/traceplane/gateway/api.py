@@ -32,12 +32,14 @@ from traceplane.gateway.backfill import backfill
 from traceplane.gateway.browser_links import BrowserLinks, is_browser_token
 from traceplane.gateway.changes import ChangesApi
 from traceplane.gateway.channels import ChannelApi
+from traceplane.gateway.column_lineage import ColumnLineageApi
 from traceplane.gateway.coverage_strip import CoverageStripApi
 from traceplane.gateway.dataset_history import DatasetHistoryApi
 from traceplane.gateway.dead_letters import DeadLetterApi
 from traceplane.gateway.deliveries import DeliveryApi
 from traceplane.gateway.deploys import DeployApi
 from traceplane.gateway.emits import Emits
+from traceplane.gateway.events import EventApi
 from traceplane.gateway.file_sources import FileSources
 from traceplane.gateway.graph import GraphApi
 from traceplane.gateway.health import HealthApi
@@ -187,6 +189,7 @@ class PublicApi:
                   "Emit events of source datasets."),
             Route("POST", "/api/v1/backfill", BackfillRequest, BackfillResponse, self.backfill, WRITER,
                   "Compute a range of history."),
+            *EventApi().routes(),
             *self.jobs.routes(),
             *self.tasks.routes(),
             *self.dead_letters.routes(),
@@ -202,6 +205,7 @@ class PublicApi:
             Route("GET", "/api/v1/datasets/{dataset_id}/explain", None, ScopeExplanation, self.explain_scope, READER,
                   "Why positions of a dataset are missing.", query=ScopeQuery),
             *CoverageStripApi().routes(),
+            *ColumnLineageApi().routes(),
             *DatasetHistoryApi(_caller).routes(),
             Route("GET", "/api/v1/status", None, StatusResponse, self.status, READER, "Counts and cursors.",
                   query=StatusQuery),

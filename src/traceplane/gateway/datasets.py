@@ -99,6 +99,19 @@ def _readable(columns: list[str] | None, access: Access) -> list[str] | None:
     return [column for column in columns if not column.startswith(hidden)]
 
 
+async def derived_columns(
+    tx: Transaction, caller: QueryCaller, dataset: PinnedDataset
+) -> dict[str, list[str]]:
+    """Which columns, as dataset.column, each of its columns is computed from, as far as it is known."""
+    if dataset.sql is not None:
+        return (await _virtual_lineage(tx, caller, dataset.dataset_id))[1]
+    rows = dataset.row_generation_id
+    if rows is None:
+        return {}
+    writers = [n for n in await pinned.neighbours(tx, [rows]) if n.writes]
+    return await _lineage(tx, caller, writers[0], await pinned.inputs_of(tx, rows)) if writers else {}
+
+
 async def _virtual_lineage(
     tx: Transaction, caller: QueryCaller, dataset_id: str
 ) -> tuple[list[str], dict[str, list[str]]]:

@@ -31,8 +31,13 @@ class GraphApi:
         query: GraphQuery = call.query
         async with call.principal.database.snapshot() as tx:
             access = await access_of(tx, call.principal.org, call.principal)
-            rows = await graph.jobs(tx, call.principal.org, query.dag)
-            jobs = [_job(row, access) for row in rows if access.sees(row.dag, row.job)]
+            rows = await graph.jobs(tx, call.principal.org, query.dag, building=query.building)
+            changes = await graph.changes(tx, call.principal.org, query.dag) if query.building else {}
+            jobs = [
+                _job(row, access, changes.get((row.dag, row.job)))
+                for row in rows
+                if access.sees(row.dag, row.job)
+            ]
             if query.dag is not None and not jobs:
                 refusal = await unknown_dag_or_job(tx, call.principal.org, query.dag, None, access)
                 if refusal is not None:
@@ -45,7 +50,7 @@ class GraphApi:
         return GraphResponse(jobs, datasets)
 
 
-def _job(row: graph.GraphJob, access: Access) -> GraphJob:
+def _job(row: graph.GraphJob, access: Access, change: graph.Change | None) -> GraphJob:
     read = {str(r["dataset"]): r["role"] for r in row.reads}
     if row.declared_reads:
         read = {name: read.get(name, "feeds") for name in row.declared_reads}
@@ -72,6 +77,7 @@ def _job(row: graph.GraphJob, access: Access) -> GraphJob:
         max_queue_age_seconds=row.max_queue_age_seconds,
         generated_for=row.generated_for,
         hold=hold,
+        change=change,
         pause=None if row.paused_by is None else GraphPause(row.paused_by, row.pause_reason or ""),
     )
 

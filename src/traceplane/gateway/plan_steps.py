@@ -50,7 +50,14 @@ def _weights(weights: Iterable[Weight]) -> list[WeightView]:
 
 def _job(job: Job, changes: Iterable[FieldChange] = (), downstream_of: Iterable[str] = ()) -> JobChangeView:
     return JobChangeView(
-        job.name, job.runtime, job.operator, _fields(changes), list(downstream_of), job.generated_for
+        job.name,
+        job.runtime,
+        job.operator,
+        _fields(changes),
+        list(downstream_of),
+        job.generated_for,
+        reads=[used.dataset_id for used in job.inputs],
+        writes=[output.dataset_id for output in job.outputs],
     )
 
 

@@ -116,7 +116,7 @@ class TaskApi:
             lineage = await task_views.lineage(tx, call.principal.org, task_id)
             seen = await task_views.whole_reads(tx, call.principal.org, task_id)
         if not rows:
-            raise _no_task(task_id)
+            raise no_task(task_id)
         views: dict[str, list[LineageView]] = {"input": [], "output": []}
         for row in filter(lambda row: access.reads(row.dataset_id), lineage):
             views[row.side].append(
@@ -143,7 +143,7 @@ class TaskApi:
             access = await access_of(tx, org, call.principal)
             facts = await task_views.explain_facts(tx, org, task_id)
             if facts is None or not access.sees(facts.dag, facts.job):
-                raise _no_task(task_id)
+                raise no_task(task_id)
             access = await with_personal_data(tx, call.principal, access, [(facts.dag, facts.job)])
             (facts,) = await as_seen_by(tx, call.principal, [facts], access)
             is_told = access.is_told(facts.dag, facts.job)
@@ -175,7 +175,7 @@ class TaskApi:
             access = await access_of(tx, org, call.principal)
             rows = await task_views.listing(tx, org, task_id=task_id, limit=1, without=access.hidden_ids)
             if not rows:
-                raise _no_task(task_id)
+                raise no_task(task_id)
             access = await with_personal_data(tx, call.principal, access, [(rows[0].dag, rows[0].job)])
             if not access.is_told(rows[0].dag, rows[0].job):
                 raise output_not_told(rows[0].job)
@@ -374,7 +374,7 @@ async def refuse_unknown(tx: Transaction, org: str, dag: str | None, job: str | 
         raise refusal
 
 
-def _no_task(task_id: UUID) -> NotFound:
+def no_task(task_id: UUID) -> NotFound:
     return NotFound(
         "task.unknown",
         "there is no such task",

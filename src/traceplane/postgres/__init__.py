@@ -20,6 +20,7 @@ database            the pool, transactions, and the named statements
 dataset_retention   partitions that are older than their dataset keeps them
 deliveries          messages that wait for their channels, and what became of them
 doctor              facts about pipelines that are not launched
+effects             events as people look at them, and everything that one of them caused
 embedded            the bundled Postgres: one server in a folder, reached over a Unix socket
 events              events in, tasks out: the one statement that starts everything
 executions          executions of pipelines; each pipeline runs once at a time

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from traceplane.model.json_object import JsonObject
 from traceplane.postgres.database import Transaction, statements
 
 _SQL = statements("graph")
+
+Change = Literal["added", "rebuilt", "in_place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,14 @@ class GraphDataset:
     sql: str | None
 
 
-async def jobs(tx: Transaction, org: str, dag: str | None) -> list[GraphJob]:
-    return await tx.rows_as(GraphJob, _SQL["jobs"], org, dag)
+async def jobs(tx: Transaction, org: str, dag: str | None, *, building: bool = False) -> list[GraphJob]:
+    return await tx.rows_as(GraphJob, _SQL["jobs"], org, dag, building)
+
+
+async def changes(tx: Transaction, org: str, dag: str | None) -> dict[tuple[str, str], Change]:
+    """What jobs of versions that are being built are to those that serve, by DAG and job; without those that are the
+    same."""
+    return {(row["dag"], row["job"]): row["change"] for row in await tx.rows(_SQL["changes"], org, dag)}
 
 
 async def datasets(tx: Transaction, org: str) -> list[GraphDataset]:

@@ -7,6 +7,7 @@ control       the same: events, backfills, tasks, status
 coverage      the same: what a dataset holds, as a strip of cells
 dead_letters  the same: dead letters of buffered datasets
 deploys       the same: deploys and versions of DAGs
+events        the same: events as people look at them, and everything that one of them caused
 files         the same: file sources
 graph         the same: jobs and datasets as a graph, and the stream of changes
 iceberg       the same: datasets as Iceberg tables

@@ -55,6 +55,8 @@ class JobChangeView(Wire, frozen=True):
     """The changed jobs and virtual datasets upstream that cause the rebuild."""
     generated_for: str | None = None
     """The Bulk job that it was generated for."""
+    reads: list[str] = msgspec.field(default_factory=list)
+    writes: list[str] = msgspec.field(default_factory=list)
 
 
 class DatasetChangeView(Wire, frozen=True):

@@ -12,6 +12,8 @@ from traceplane.wire.scalars import Text, Wire
 class GraphQuery(Wire, frozen=True):
     dag: Text | None = None
     """Only jobs of this DAG, with what they read and write."""
+    building: bool = False
+    """The versions that are being built, instead of those that serve."""
 
 
 class GraphRead(Wire, frozen=True):
@@ -55,6 +57,8 @@ class GraphJob(Wire, frozen=True):
     """The Bulk job that it was generated for."""
     hold: HoldView | None = None
     pause: GraphPause | None = None
+    change: Literal["added", "rebuilt", "in_place"] | None = None
+    """Of a job that is being built: what it is to the one that serves. Unset: they are the same."""
 
 
 class GraphDataset(Wire, frozen=True):

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from traceplane.wire.control import CoverageView, CronView
-from traceplane.wire.scalars import Wire
+from traceplane.wire.scalars import Text, Wire
 
 Engine = Literal["auto", "duckdb", "spark"]
 """`auto`: Spark if the files to read have more bytes than the setting query_spark_above_mb allows, DuckDB otherwise."""
@@ -136,6 +136,24 @@ class DatasetDetail(Wire, frozen=True):
     """Unset: everybody of the organization."""
     write_roles: list[str] | None = None
     """Unset: every writer."""
+
+
+class ColumnLineageQuery(Wire, frozen=True):
+    column: Text
+
+
+class DerivedColumn(Wire, frozen=True):
+    dataset: str
+    column: str
+    derived_from: list[str] = []
+    """Columns that it is computed from, as dataset.column."""
+
+
+class ColumnLineage(Wire, frozen=True):
+    columns: list[DerivedColumn]
+    """The column itself, what it is computed from, and what is computed from it, however far."""
+    cut: bool = False
+    """Whether there are more datasets than were looked at."""
 
 
 class HistoryPoint(Wire, frozen=True):

@@ -23,6 +23,8 @@ export interface DatasetNode {
   name: string
   dataset: GraphDataset
   view?: DatasetView
+  /** Commits or events a second, since the last look. */
+  rate?: number
   state: 'dead' | 'idle'
 }
 
@@ -39,6 +41,9 @@ export interface DagNode {
   dead: number
   state: 'running' | 'dead' | 'queued' | 'idle'
 }
+
+/** What a version is to another one. `breaking`: changed itself; `rebuilt`: because of what it reads. */
+export type Change = 'added' | 'breaking' | 'rebuilt' | 'in_place' | 'removed'
 
 export type Node = JobNode | DatasetNode | DagNode
 

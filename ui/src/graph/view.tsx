@@ -4,7 +4,7 @@ import { brief, bytes, counted } from '../format'
 import { IconIn, type IconName } from '../icons'
 import { Button } from '../parts'
 import { layOut } from './layout'
-import { type Edge, type Graph, type JobNode, type Node, reachable, SIZE } from './model'
+import { type Change, type Edge, type Graph, type JobNode, type Node, reachable, SIZE } from './model'
 
 interface Frame {
   x: number
@@ -17,6 +17,8 @@ interface Props {
   chosen?: string
   /** Nodes that a search found; undefined: nobody searches. */
   found?: Set<string>
+  /** Where two versions are compared. */
+  changes?: Map<string, Change>
   choose: (id: string | undefined) => void
   open: (node: Node) => void
 }
@@ -27,7 +29,7 @@ const LARGEST = 2.5
 const READABLE = 0.5
 const EDGE = 40
 
-export function GraphView({ graph, chosen, found, choose, open }: Props) {
+export function GraphView({ graph, chosen, found, changes, choose, open }: Props) {
   const box = useRef<SVGSVGElement>(null)
   const [frame, setFrame] = useState<Frame>({ x: EDGE, y: EDGE, scale: 1 })
   const [focused, setFocused] = useState<string>()
@@ -113,6 +115,39 @@ export function GraphView({ graph, chosen, found, choose, open }: Props) {
     else if (event.key === 'Escape') choose(undefined)
   }
   const first = focused !== undefined && byId.has(focused) ? focused : graph.nodes[0]?.id
+  const latest = useRef({ choose, open, walk })
+  latest.current = { choose, open, walk }
+  // Moving and enlarging draws none of it anew.
+  const drawn = useMemo(
+    () => (
+      <>
+          {graph.edges.map((edge, n) => (
+            <Line key={`${edge.from}>${edge.to}`} edge={edge} points={placed.edges[n]!} target={byId.get(edge.to)!}
+              far={isFar(edge.from) || isFar(edge.to)} near={chosen !== undefined && !found} />
+          ))}
+          {graph.nodes.map((node) => {
+            const at = placed.nodes.get(node.id)
+            return (
+              at && (
+                <g key={node.id} data-node={node.id} transform={`translate(${at.x} ${at.y})`} tabindex={node.id === first ? 0 : -1} role="button"
+                  aria-pressed={node.id === chosen} aria-label={`${spoken(node)}${changes?.has(node.id) ? `, ${SAID_OF_CHANGE[changes.get(node.id)!]}` : ''}`} onFocus={() => setFocused(node.id)}
+                  class={`node node-${node.kind} is-${node.state} ${node.id === chosen ? 'chosen' : ''} ${isFar(node.id) ? 'far' : ''} ${changes ? `change-${changes.get(node.id) ?? 'none'}` : ''}`}
+                  onClick={() => latest.current.choose(node.id)} onDblClick={() => latest.current.open(node)}
+                  onKeyDown={(event) => {
+                    if (event.key === 'Enter' || event.key === ' ') {
+                      event.preventDefault()
+                      latest.current.choose(node.id)
+                    } else latest.current.walk(event, node.id)
+                  }}>
+                  <Card node={node} change={changes?.get(node.id)} compared={changes !== undefined} />
+                </g>
+              )
+            )
+          })}
+      </>
+    ),
+    [graph, placed, chosen, found, changes, first],
+  )
   return (
     <div class="graph" onKeyDown={onKeyDown}>
       <svg ref={box} class={frame.scale < 0.45 ? 'graph-box far-away' : 'graph-box'} role="group" aria-label="Graph of jobs and datasets">
@@ -123,29 +158,7 @@ export function GraphView({ graph, chosen, found, choose, open }: Props) {
         </defs>
         <rect width="100%" height="100%" fill="url(#grid)" data-ground />
         <g transform={`translate(${frame.x} ${frame.y}) scale(${frame.scale})`}>
-          {graph.edges.map((edge, n) => (
-            <Line key={`${edge.from}>${edge.to}`} edge={edge} points={placed.edges[n]!} target={byId.get(edge.to)!}
-              far={isFar(edge.from) || isFar(edge.to)} near={chosen !== undefined && !found} />
-          ))}
-          {graph.nodes.map((node) => {
-            const at = placed.nodes.get(node.id)
-            return (
-              at && (
-                <g key={node.id} data-node={node.id} transform={`translate(${at.x} ${at.y})`} tabindex={node.id === first ? 0 : -1} role="button"
-                  aria-pressed={node.id === chosen} aria-label={spoken(node)} onFocus={() => setFocused(node.id)}
-                  class={`node node-${node.kind} is-${node.state} ${node.id === chosen ? 'chosen' : ''} ${isFar(node.id) ? 'far' : ''}`}
-                  onClick={() => choose(node.id)} onDblClick={() => open(node)}
-                  onKeyDown={(event) => {
-                    if (event.key === 'Enter' || event.key === ' ') {
-                      event.preventDefault()
-                      choose(node.id)
-                    } else walk(event, node.id)
-                  }}>
-                  <Card node={node} />
-                </g>
-              )
-            )
-          })}
+          {drawn}
         </g>
       </svg>
       <div class="graph-tools" role="group" aria-label="Zoom">
@@ -288,7 +301,15 @@ function Queue({ job, at }: { job: JobNode; at: { x: number; y: number } }) {
 
 const MARKS: Record<string, IconName> = { running: 'running', dead: 'cross', held: 'held', paused: 'pause', queued: 'queued' }
 
-function Card({ node }: { node: Node }) {
+export const SAID_OF_CHANGE: Record<Change, string> = {
+  added: 'added',
+  breaking: 'breaking change',
+  rebuilt: 'computed anew',
+  in_place: 'changed in place',
+  removed: 'removed',
+}
+
+function Card({ node, change, compared }: { node: Node; change?: Change; compared: boolean }) {
   const { width, height } = SIZE[node.kind]
   const icon: IconName = node.kind === 'dataset' ? 'dataset' : node.kind === 'dag' ? 'graph' : node.job.activation === 'source' ? 'source' : 'job'
   const mark = MARKS[node.state]
@@ -303,11 +324,11 @@ function Card({ node }: { node: Node }) {
         {cut(node.name, room)}
       </text>
       <text class="detail" x={38} y={node.kind === 'dataset' ? 36 : 43}>
-        {cut(detail(node), 27)}
+        {cut(compared && node.kind === 'dataset' ? (change ? SAID_OF_CHANGE[change] : 'unchanged') : detail(node), 27)}
       </text>
       {node.kind === 'job' && (
         <text class={`said said-${node.state}`} x={38} y={58}>
-          {cut(saying(node), 27)}
+          {cut(change ? SAID_OF_CHANGE[change] : compared ? 'unchanged' : saying(node), 27)}
         </text>
       )}
       {node.kind === 'dag' && (
@@ -340,8 +361,9 @@ function detail(node: Node): string {
       if (node.dataset.storage === 'virtual') return 'virtual'
       const view = node.view
       if (!view) return node.dataset.storage
-      if (view.events !== undefined) return counted(view.events, 'event')
-      return `${view.at_most ? '≤ ' : ''}${brief(view.rows)} rows · ${bytes(view.bytes)}`
+      const rate = node.rate ? ` · ${node.rate < 10 ? node.rate.toFixed(1) : brief(Math.round(node.rate))}/s` : ''
+      if (view.events !== undefined) return `${counted(view.events, 'event')}${rate}`
+      return `${view.at_most ? '≤ ' : ''}${brief(view.rows)} rows${rate || ` · ${bytes(view.bytes)}`}`
     }
   }
 }

@@ -6,6 +6,7 @@ import { Confirm } from '../confirm'
 import { useData } from '../data'
 import { count, counted } from '../format'
 import { concernsDag, concernsJob } from '../live'
+import { BuildingDiff, PlanFile } from './plan'
 import { A, Button, Empty, Loading, Page, Problem, State, Time, toast } from '../parts'
 import { address } from '../router'
 import { isAdmin } from '../session'
@@ -28,7 +29,8 @@ export function DeploysPage() {
           <pre>{'traceplane plan dag.yaml\ntraceplane deploy dag.yaml'}</pre>
         </Empty>
       )}
-      <div class="cards">
+      {isAdmin() && data && <PlanFile />}
+      <div class="cards spaced">
         {dags.map(([dag, { version, jobs }]) => (
           <section class="card" key={dag}>
             <h2><A href={address.deploys(dag)}>{dag}</A></h2>
@@ -74,6 +76,7 @@ export function DagPage({ dag }: { dag: string }) {
           <section class="card">
             <h2>Version {building.version} is being built</h2>
             <Progress version={building} active={active} />
+            <BuildingDiff dag={dag} />
             {isAdmin() && (
               <div class="actions">
                 <Button look="primary" icon="deploys" onClick={() => setQuestion({ what: 'cutover' })}>Cut over now</Button>
@@ -82,6 +85,7 @@ export function DagPage({ dag }: { dag: string }) {
             )}
           </section>
         )}
+        {isAdmin() && <PlanFile dag={dag} />}
         <div class="table-box">
           <table class="table">
             <thead>

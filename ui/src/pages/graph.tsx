@@ -1,14 +1,14 @@
 // Datasets and jobs, live.
-import { useMemo, useState } from 'preact/hooks'
+import { useMemo, useRef, useState } from 'preact/hooks'
 import { ApiError, post, withParameters } from '../api'
-import { useData } from '../data'
+import { type Loaded, useData } from '../data'
 import { brief, bytes, count, counted } from '../format'
-import { type DatasetNode, graphOf, type JobNode, type Node } from '../graph/model'
+import { type DatasetNode, type Edge, graphOf, type JobNode, type Node } from '../graph/model'
 import { GraphView, saying } from '../graph/view'
 import { A, Button, Empty, Fact, Facts, Loading, Problem, sentence, State, toast } from '../parts'
 import { address, go, place, setQuery } from '../router'
 import { mayWrite } from '../session'
-import type { GraphResponse, StatusResponse } from '../types'
+import type { ColumnLineage, DatasetDetail, GraphResponse, StatusResponse } from '../types'
 
 export function GraphPage() {
   const query = place.value.query
@@ -17,17 +17,25 @@ export function GraphPage() {
   const [wanted, setWanted] = useState('')
   const structure = useData<GraphResponse>('/api/v1/graph', (changed) => (changed.dags ?? []).length + (changed.jobs ?? []).length > 0)
   const status = useData<StatusResponse>('/api/v1/status', (changed) => (changed.jobs ?? changed.datasets ?? []).length > 0 || (changed.datasets ?? []).length > 0)
+  const rates = useRates(status.data)
   const dags = useMemo(() => [...new Set(structure.data?.jobs.map((job) => job.dag))].sort(), [structure.data])
   const graph = useMemo(() => {
     if (!structure.data) return undefined
-    return graphOf(dag ? of(structure.data, dag) : structure.data, status.data, !dag)
-  }, [structure.data, status.data, dag])
+    const drawn = graphOf(dag ? of(structure.data, dag) : structure.data, status.data, !dag)
+    for (const node of drawn.nodes) if (node.kind === 'dataset') node.rate = rates.get(node.name)
+    return drawn
+  }, [structure.data, status.data, dag, rates])
   const found = useMemo(() => {
     const text = wanted.trim().toLowerCase()
     if (!text || !graph) return undefined
     return new Set(graph.nodes.filter((node) => `${node.dag}/${node.name}`.toLowerCase().includes(text)).map((node) => node.id))
   }, [wanted, graph])
-  const choose = (id: string | undefined) => setQuery({ at: id })
+  const choose = (id: string | undefined) => setQuery({ at: id, column: undefined })
+  const column = query.get('column') ?? undefined
+  const lineage = useData<ColumnLineage>(
+    column && chosen?.startsWith('dataset:') ? withParameters(`/api/v1/datasets/${encodeURIComponent(chosen.slice(8))}/column-lineage`, { column }) : null,
+  )
+  const traced = useMemo(() => (lineage.data && graph ? along(lineage.data, graph.edges) : undefined), [lineage.data, graph])
   const open = (node: Node) => {
     if (node.kind === 'dag') go(address.graph({ dag: node.dag }))
     else if (node.kind === 'dataset') go(address.dataset(node.name))
@@ -67,12 +75,35 @@ export function GraphPage() {
       {graph && graph.nodes.length === 0 && <Nothing />}
       {graph && graph.nodes.length > 0 && (
         <div class="graph-and-panel">
-          <GraphView key={dag} graph={graph} chosen={node?.id} found={found} choose={choose} open={open} />
-          {node && <Panel node={node} close={() => choose(undefined)} changed={structure.reload} />}
+          <GraphView key={dag} graph={graph} chosen={node?.id} found={found ?? traced} choose={choose} open={open} />
+          {node && <Panel node={node} close={() => choose(undefined)} changed={structure.reload} lineage={lineage} />}
         </div>
       )}
     </div>
   )
+}
+
+const RATE_OVER_MS = 5_000
+
+/** How many commits or events a second came to each dataset, over the last seconds. */
+function useRates(status?: StatusResponse): Map<string, number> {
+  const before = useRef<{ at: number; seen: Map<string, number> }[]>([])
+  return useMemo(() => {
+    if (!status) return new Map()
+    const now = { at: performance.now(), seen: new Map(status.datasets.map((one) => [one.dataset, one.commits || (one.events ?? 0)])) }
+    const looks = [...before.current, now]
+    while (looks.length > 2 && looks[1]!.at < now.at - RATE_OVER_MS) looks.shift()
+    before.current = looks
+    const first = looks[0]!
+    const seconds = (now.at - first.at) / 1000
+    if (seconds <= 0) return new Map()
+    const rates = new Map<string, number>()
+    for (const [name, number] of now.seen) {
+      const more = number - (first.seen.get(name) ?? number)
+      if (more > 0) rates.set(name, more / seconds)
+    }
+    return rates
+  }, [status])
 }
 
 /** The jobs of a DAG, with the datasets that they read elsewhere. */
@@ -122,7 +153,7 @@ function Totals({ nodes }: { nodes: Node[] }) {
 
 // What is chosen -------------------------------------------------------------------------------------
 
-function Panel({ node, close, changed }: { node: Node; close: () => void; changed: () => void }) {
+function Panel({ node, close, changed, lineage }: { node: Node; close: () => void; changed: () => void; lineage: Loaded<ColumnLineage> }) {
   return (
     <section class="panel" aria-label={`About ${node.name}`}>
       <header>
@@ -133,7 +164,7 @@ function Panel({ node, close, changed }: { node: Node; close: () => void; change
         <Button icon="close" look="ghost" onClick={close} aria-label="Close" />
       </header>
       {node.kind === 'job' && <AboutJob node={node} changed={changed} />}
-      {node.kind === 'dataset' && <AboutDataset node={node} />}
+      {node.kind === 'dataset' && <><AboutDataset node={node} /><Columns key={node.name} dataset={node.name} lineage={lineage} /></>}
       {node.kind === 'dag' && (
         <A class="button primary" href={address.graph({ dag: node.dag })}>
           Show its jobs
@@ -222,15 +253,67 @@ function AboutDataset({ node }: { node: DatasetNode }) {
         {view && view.events === undefined && <Fact name="Size">{bytes(view.bytes)}</Fact>}
         {view?.events !== undefined && <Fact name="Events">{count(view.events)}</Fact>}
         {view && <Fact name="Commits">{count(view.commits)}</Fact>}
+        {node.rate !== undefined && <Fact name="Now">{node.rate.toFixed(1)} {view?.events === undefined ? 'commits' : 'events'} a second</Fact>}
         {view?.cursor !== undefined && <Fact name="Last position">{view.cursor_name ?? count(view.cursor)}</Fact>}
         {view?.coverage?.gap_count ? <Fact name="Gaps">{count(view.coverage.gap_count)}</Fact> : null}
       </Facts>
       <Names title="Computed from" names={dataset.reads ?? []} />
       <div class="actions">
         <A class="button" href={address.dataset(dataset.dataset)}>Open it</A>
+        <A class="button" href={withParameters('/events', { dataset: dataset.dataset })}>Its events</A>
       </div>
     </>
   )
+}
+
+/** Its columns; one of them is followed through the graph. */
+function Columns({ dataset, lineage }: { dataset: string; lineage: Loaded<ColumnLineage> }) {
+  const { data } = useData<DatasetDetail>(`/api/v1/datasets/${encodeURIComponent(dataset)}`)
+  const chosen = place.value.query.get('column') ?? ''
+  if (!data?.columns.length) return null
+  const others = lineage.data?.columns.filter((one) => one.dataset !== dataset) ?? []
+  return (
+    <div class="names">
+      <h3>Columns</h3>
+      <ul class="columns-list" aria-label="Follow a column">
+        {data.columns.map((one) => {
+          const isChosen = one.name.toLowerCase() === chosen.toLowerCase()
+          return (
+            <li key={one.name}>
+              <button type="button" class="column" aria-pressed={isChosen} onClick={() => setQuery({ column: isChosen ? undefined : one.name })}>
+                {one.name} <span class="muted">{one.type}</span>
+              </button>
+            </li>
+          )
+        })}
+      </ul>
+      {chosen && lineage.error && <p class="small muted">{sentence(lineage.error.message)}</p>}
+      {chosen && lineage.data && others.length === 0 && <p class="small muted">Nothing is known of where it comes from or goes to: that is known where SQL computes a dataset.</p>}
+      {chosen && others.length > 0 && (
+        <>
+          <h3>Through {counted(new Set(others.map((one) => one.dataset)).size, 'dataset')}{lineage.data?.cut ? ' and more' : ''}</h3>
+          <ul class="small">
+            {others.map((one) => (
+              <li key={`${one.dataset}.${one.column}`}>
+                <A href={withParameters('/graph', { dag: place.value.query.get('dag') ?? undefined, at: `dataset:${one.dataset}`, column: one.column })}>{one.dataset}.{one.column}</A>
+                {(one.derived_from ?? []).length > 0 && <span class="muted"> from {one.derived_from!.join(', ')}</span>}
+              </li>
+            ))}
+          </ul>
+        </>
+      )}
+    </div>
+  )
+}
+
+/** The datasets that a column passes, and the jobs between them. */
+function along(lineage: ColumnLineage, edges: Edge[]): Set<string> {
+  const nodes = new Set(lineage.columns.map((one) => `dataset:${one.dataset}`))
+  const steps = new Set(lineage.columns.flatMap((one) => (one.derived_from ?? []).map((from) => `dataset:${from.slice(0, from.lastIndexOf('.'))}>dataset:${one.dataset}`)))
+  const into = edges.filter((edge) => nodes.has(edge.from) && edge.to.startsWith('job:'))
+  for (const edge of into)
+    if (edges.some((next) => next.from === edge.to && steps.has(`${edge.from}>${next.to}`))) nodes.add(edge.to)
+  return nodes
 }
 
 function Names({ title, names }: { title: string; names: string[] }) {

@@ -1,7 +1,7 @@
 // One task: what it is doing or why it is not, what it read and wrote, what it printed.
 import type { ComponentChildren } from 'preact'
 import { useData } from '../data'
-import { duration } from '../format'
+import { count, counted, duration } from '../format'
 import { type Changed, concernsJob } from '../live'
 import { A, Button, Copy, Empty, Fact, Facts, Loading, Page, Problem, sentence, State, Time } from '../parts'
 import { address } from '../router'
@@ -66,6 +66,7 @@ export function TaskPage({ id }: { id: string }) {
         <A href={address.tasks({ dag: task.dag, job: task.job })}>{task.job}</A>
         <span aria-hidden="true">/</span>
         <Copy text={task.task_id} />
+        <A class="after-crumbs" href={address.event(task.task_id)}>Everything it caused</A>
       </div>
       <div class="columns">
         <div class="column-main">
@@ -137,13 +138,33 @@ function Line({ task }: { task: TaskView }) {
   )
 }
 
+/** Spark tells stages and tasks with each heartbeat; operators may tell figures of their own. */
 function Progress({ of }: { of: Record<string, unknown> }) {
+  const { stages, tasks, tasks_done, spark_ui, application, ...own } = of
+  const link = typeof spark_ui === 'string' && /^https?:\/\//.test(spark_ui) ? spark_ui : undefined
+  const all = Number(tasks ?? 0)
+  const done = Math.min(all, Number(tasks_done ?? 0))
   return (
-    <Facts>
-      {Object.entries(of).map(([name, value]) => (
-        <Fact key={name} name={name}>{typeof value === 'object' ? JSON.stringify(value) : String(value)}</Fact>
-      ))}
-    </Facts>
+    <div class="spark">
+      {all > 0 && (
+        <>
+          <progress max={all} value={done} aria-label="Tasks of Spark that are done" />
+          <p class="small muted span-words">
+            <span>{count(done)} of {counted(all, 'Spark task')} done</span>
+            <span>{counted(Number(stages ?? 0), 'stage')}</span>
+          </p>
+        </>
+      )}
+      {link && <a class="small" href={link} target="_blank" rel="noreferrer">Stages in Spark's own pages</a>}
+      {!link && application !== undefined && <p class="small muted">Spark application {String(application)}</p>}
+      {Object.keys(own).length > 0 && (
+        <Facts>
+          {Object.entries(own).map(([name, value]) => (
+            <Fact key={name} name={name.replaceAll('_', ' ')}>{typeof value === 'object' ? JSON.stringify(value) : String(value)}</Fact>
+          ))}
+        </Facts>
+      )}
+    </div>
   )
 }
 
@@ -227,7 +248,7 @@ function Lineage({ of, none, linked }: { of: LineageView[]; none: string; linked
     <ul class="lineage">
       {of.slice(0, 100).map((one) => (
         <li key={one.event_id}>
-          <A href={address.dataset(one.dataset)}>{one.dataset}</A> <span>{one.scope}</span>
+          <A href={address.dataset(one.dataset)}>{one.dataset}</A> <A href={address.event(String(one.event_id))} title={`Event ${one.event_id}`}>{one.scope}</A>
           {one.kind === 'invalidation' && <span class="tag">correction</span>}
           {linked && <A class="small" href={address.task(one.producer_id)}>made by</A>}
         </li>

@@ -1,10 +1,13 @@
 -- What is deployed as one graph, and what is going on in it.
 
 -- name: jobs
--- The jobs that serve, with what they read and write, and what holds them.
+-- The jobs that serve or, with $3, those of the versions that are being built, with what they read and write, and what
+-- holds them.
 with serving as materialized (
   select d.dag_id, d.name as dag, v.number as version, m.job_id
-  from dags d join orgs o using (org_id) join dag_versions v on v.dag_version_id = d.active_version_id
+  from dags d join orgs o using (org_id) join dag_versions v on v.dag_version_id = case when $3::boolean
+    then (select b.dag_version_id from dag_versions b where b.dag_id = d.dag_id and b.state = 'building')
+    else d.active_version_id end
   join dag_version_jobs m using (dag_version_id)
   where o.slug = $1 and ($2::text is null or d.name = $2)
 ), reading as (
@@ -28,6 +31,20 @@ left join job_holds h on h.job_id = j.job_id left join jobs hj on hj.job_id = h.
 left join dags hd on hd.dag_id = hj.dag_id left join job_pressure p on p.job_id = h.caused_by
 left join job_pauses z on z.dag_id = s.dag_id and z.job = j.name
 order by s.dag, j.job_id
+
+-- name: changes
+-- What each job of a version that is being built is to the one of its name that serves; those that are the same are left
+-- out.
+select d.name as dag, j.name as job, case when s.job_id is null then 'added'
+    when exists (select 1 from job_outputs a join job_outputs b using (generation_id)
+                 where a.job_id = s.job_id and b.job_id = j.job_id) then 'in_place' else 'rebuilt' end as change
+from dags d join orgs o using (org_id) join dag_versions v on v.dag_id = d.dag_id and v.state = 'building'
+join dag_version_jobs m on m.dag_version_id = v.dag_version_id join jobs j on j.job_id = m.job_id
+left join lateral (
+  select x.job_id from dag_version_jobs n join jobs x using (job_id)
+  where n.dag_version_id = d.active_version_id and x.name = j.name
+) s on true
+where o.slug = $1 and ($2::text is null or d.name = $2) and s.job_id is distinct from j.job_id
 
 -- name: datasets
 -- The datasets that serve.
