@@ -168,7 +168,7 @@ async def test_executors_without_traceplane_are_named_with_what_to_do(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_US)
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}:$PYTHONPATH" exec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     session.conf.set("spark.sql.execution.pyspark.python", str(python))
     try:
