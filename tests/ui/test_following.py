@@ -27,11 +27,47 @@ jobs:
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_the_page_of_events_says_what_to_do_where_there_is_none(visitor: Visitor) -> None:
+async def test_an_event_is_followed_through_everything_it_caused(visitor: Visitor) -> None:
     page = visitor.page
     await visitor.go("/events")
     await expect(page.get_by_text("traceplane emit DATASET 0..9")).to_be_visible()
     await visitor.audit("events-empty")
+    await visitor.world.busy()
+    await visitor.go("/events")
+    rows = page.locator("tbody tr")
+    await expect(rows).to_have_count(50)
+    await page.get_by_role("button", name="Show older ones").click()
+    await expect(rows).not_to_have_count(50)
+    await visitor.audit("events")
+    await page.get_by_label("Dataset").fill("shop.orders")
+    await page.get_by_label("Dataset").press("Enter")
+    await page.get_by_label("From").fill("7")
+    await page.get_by_label("From").press("Enter")
+    await expect(rows).to_have_count(1)
+    assert page.url.endswith("/events?dataset=shop.orders&start=7&end=7")
+    await rows.get_by_role("link").first.click()
+    tree = page.get_by_role("tree")
+    await expect(
+        tree.get_by_role("treeitem", name="Task clean 7: completed, committed 1 row")
+    ).to_be_visible()
+    await expect(tree.get_by_role("treeitem", name="Task enrich__scopes 7")).to_be_visible()
+    await visitor.audit("effects")
+    # With the keyboard: into the tree, down, folded, to the task.
+    await page.get_by_role("treeitem").first.focus()
+    await page.keyboard.press("ArrowDown")
+    clean = tree.get_by_role("treeitem", name="Task clean 7")
+    await expect(clean).to_be_focused()
+    await page.keyboard.press("ArrowLeft")
+    await expect(clean).to_have_attribute("aria-expanded", "false")
+    await expect(tree.get_by_role("treeitem", name="Event shop.clean_orders 7")).to_have_count(0)
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", name="How it went")).to_be_visible()
+    await page.get_by_role("link", name="Everything it caused").click()
+    await expect(page.get_by_role("treeitem", name="Event shop.clean_orders 7")).to_be_visible()
+    await visitor.go("/events/999999")
+    await expect(page.get_by_role("heading", name="There is no such event or task")).to_be_visible()
+    await visitor.audit("effects-unknown")
+    visitor.complaints.clear()  # the browser complains about every 404
 
 
 async def test_a_graph_of_500_nodes_stays_smooth_while_much_changes(
@@ -86,7 +122,7 @@ async def test_a_file_is_planned_as_a_graph(visitor: Visitor) -> None:
     visitor.complaints.clear()  # the browser complains about every 400
 
 
-async def test_pipelines_are_seen_with_what_they_launched(visitor: Visitor) -> None:
+async def test_pipelines_are_seen_and_paused(visitor: Visitor) -> None:
     page, plane = visitor.page, visitor.world.plane
     await visitor.go("/triggers")
     await expect(page.get_by_role("heading", name="No pipeline yet")).to_be_visible()
@@ -114,3 +150,6 @@ async def test_pipelines_are_seen_with_what_they_launched(visitor: Visitor) -> N
     await page.get_by_label("Status").select_option("FAILED")
     await expect(page.get_by_role("region", name="List of executions").locator("tbody tr")).to_have_count(2)
     await visitor.audit("triggers")
+    await pipelines.get_by_role("button", name="Pause").click()
+    await expect(pipelines.get_by_role("button", name="Resume")).to_be_visible()
+    assert await plane.value("select is_active from pipelines") is False

@@ -164,16 +164,19 @@ export function EffectsPage({ id }: { id: string }) {
   const jobs: Set<string> = useMemo(() => new Set(data?.effects.flatMap((one) => (one.task ? [`${one.task.dag}/${one.task.job}`] : []))), [data])
   if (error && !data)
     return error.status === 404 || error.status === 400 ? (
-      <Empty icon="events" title="There is no such event or task">
-        <p>It may be of another organization, of a dataset that you may not read, or so old that its history is gone.</p>
-        <A class="button" href="/events">All events</A>
-      </Empty>
+      <Page title="Events">
+        <Empty icon="events" title="There is no such event or task">
+          <p>It may be of another organization, of a dataset that you may not read, or so old that its history is gone.</p>
+          <A class="button" href="/events">All events</A>
+        </Empty>
+      </Page>
     ) : (
       <Problem error={error} retry={reload} />
     )
   if (!tree) return <Loading />
   const { root, nodes } = tree
   const tasks = nodes.filter((node) => node.effect.task && node.effect.shown_at === undefined)
+  const events = nodes.filter((node) => node.effect.event && node.effect.shown_at === undefined).length - (root.effect.event ? 1 : 0)
   const dead = tasks.filter((node) => node.effect.task!.state === 'dead').length
   const unfinished = tasks.filter((node) => !node.effect.task!.finished_at).length
   const loadMore = async (node: Node) => {
@@ -205,7 +208,7 @@ export function EffectsPage({ id }: { id: string }) {
       </div>
       <ul class="facts-line">
         <li><strong>{count(tasks.length)}</strong> {tasks.length === 1 ? 'task' : 'tasks'}</li>
-        <li><strong>{count(nodes.filter((node) => node.effect.event && node.effect.shown_at === undefined).length - (event ? 1 : 0))}</strong> events followed</li>
+        <li><strong>{count(events)}</strong> {events === 1 ? 'event' : 'events'}</li>
         <li><strong>{duration(tree.to - tree.from)}</strong> {unfinished ? 'so far' : 'from first to last'}</li>
         {unfinished > 0 && <li class="is-run"><strong>{count(unfinished)}</strong> unfinished</li>}
         {dead > 0 && <li class="is-bad"><strong>{count(dead)}</strong> dead</li>}
@@ -398,7 +401,7 @@ function Bar({ node, part, from, to }: { node: Node; part: (at: number) => numbe
   const { event, task } = node.effect
   if (event) {
     const at = part(node.begins)
-    return <><span class="moment" style={{ left: `${at}%` }} /><After at={at} text={node.begins === from ? '' : `+${duration(node.begins - from)}`} /></>
+    return <><span class="moment" style={{ left: `${at}%` }} /><After from={at} at={at} text={node.begins === from ? '' : `+${duration(node.begins - from)}`} /></>
   }
   const started = task!.started_at ? Date.parse(task!.started_at) : undefined
   const ended = node.ends ?? to
@@ -410,12 +413,12 @@ function Bar({ node, part, from, to }: { node: Node; part: (at: number) => numbe
     <>
       <span class="span-waited" style={{ left: `${a}%`, width: `${Math.max(0, b - a)}%` }} />
       {started !== undefined && <span class={`span-ran is-${task!.state}`} style={{ left: `${b}%`, width: `${Math.max(0, c - b)}%` }} />}
-      <After at={c} text={text} />
+      <After from={a} at={c} text={text} />
     </>
   )
 }
 
 /** Beside its bar, on the side where there is room. */
-function After({ at, text }: { at: number; text: string }) {
-  return <span class="bar-text" style={at > 75 ? { right: `calc(${100 - at}% + 10px)` } : { left: `calc(${at}% + 10px)` }}>{text}</span>
+function After({ from, at, text }: { from: number; at: number; text: string }) {
+  return <span class="bar-text" style={at > 75 ? { right: `calc(${100 - from}% + 10px)` } : { left: `calc(${at}% + 10px)` }}>{text}</span>
 }
