@@ -163,7 +163,7 @@ def _queries(terminal: Terminal) -> None:
     (terminal.folder / "monthly.sql").write_text("select sum(amount) as total from shop.orders")
     first, plan = blocks(page("concepts/queries.md"), "bash")
     said = terminal.run(first.replace("shop@3", "shop@1"))
-    assert "7,2024-01-08,ada,106" in said
+    assert '7,2024-01-08,"ada",106' in said
     assert (terminal.folder / "monthly.parquet").is_file()
     (explain, _needs_spark) = plan.splitlines()
     assert "shop.orders" in terminal.run(explain)
