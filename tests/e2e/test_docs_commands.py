@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,13 +63,16 @@ EVERYTHING = "select * from shop.orders order by id"
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    folder = tmp_path / "shop"
-    (folder / "code").mkdir(parents=True)
-    (folder / "dag.yaml").write_text(DAG)
-    (folder / "code/operators.py").write_text(OPERATORS)
-    yield Terminal(folder, NODE=str(free_port()))
-    subprocess.run(["bash", "-c", STOP_POSTGRES], check=False, cwd=folder, capture_output=True)
+def terminal() -> Iterator[Terminal]:
+    """In a folder that every user can enter, as that of a reader is: the server's data stays in it then."""
+    with tempfile.TemporaryDirectory(prefix="docs-", ignore_cleanup_errors=True) as name:
+        folder = Path(name) / "shop"
+        os.chmod(name, 0o755)
+        (folder / "code").mkdir(parents=True)
+        (folder / "dag.yaml").write_text(DAG)
+        (folder / "code/operators.py").write_text(OPERATORS)
+        yield Terminal(folder, NODE=str(free_port()))
+        subprocess.run(["bash", "-c", STOP_POSTGRES], check=False, cwd=folder, capture_output=True)
 
 
 STOP_POSTGRES = 'test -e .traceplane/postgres/data/postmaster.pid && kill -INT "$(head -1 .traceplane/postgres/data/postmaster.pid)"'  # noqa: E501
@@ -163,7 +167,7 @@ def _queries(terminal: Terminal) -> None:
     (terminal.folder / "monthly.sql").write_text("select sum(amount) as total from shop.orders")
     first, plan = blocks(page("concepts/queries.md"), "bash")
     said = terminal.run(first.replace("shop@3", "shop@1"))
-    assert "7,2024-01-08,ada,106" in said
+    assert '7,2024-01-08,"ada",106' in said
     assert (terminal.folder / "monthly.parquet").is_file()
     (explain, _needs_spark) = plan.splitlines()
     assert "shop.orders" in terminal.run(explain)
