@@ -95,6 +95,9 @@ def calls_of(
         "job list": [[], ["--json"], ["--dag", HOSTILE]],
         "dataset list": [[], ["--json"]],
         "dataset show": [["shop.out"], ["shop.out", "--json"], [HOSTILE]],
+        "dataset lineage": [["shop.out", "text"], ["shop.out", "text", "--json"], [HOSTILE, HOSTILE]],
+        "event list": [[], ["--json"], ["--dataset", HOSTILE]],
+        "event effects": [[tasks[0]], [tasks[0], "--json"], [HOSTILE]],
         "dag versions": [["shop"], ["shop", "--json"]],
         "dataset query": [
             *([SQL, "--format", kind] for kind in ("table", "json", "csv")),
