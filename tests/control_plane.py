@@ -295,7 +295,7 @@ class ControlPlane:
         return await self.api.backfill(self._call(BackfillRequest(dataset, start, end, **fields)))
 
     async def status(self) -> StatusResponse:
-        return await self.api.status(self._call(None))
+        return await self.api.status_of(self.admin)
 
     async def explain_scope(self, dataset: str, first: int | str, last: int | str) -> ScopeExplanation:
         query, admin = ScopeQuery(str(first), str(last)), self.admin

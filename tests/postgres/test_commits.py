@@ -242,7 +242,7 @@ async def test_status_counts_what_readers_see(plane: ControlPlane) -> None:
     await plane.deploy(COPY)
     await commit(plane, 5)
     await commit(plane, 5, emission="again")
-    status = await plane.api.status(plane._call(None))
+    status = await plane.status()
     assert {d.dataset: (d.commits, d.rows) for d in status.datasets}["mid"] == (1, 1)
 
 

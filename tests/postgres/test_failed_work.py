@@ -40,7 +40,7 @@ async def run(plane: ControlPlane, *, failing: str | None = None) -> None:
 
 
 async def status(plane: ControlPlane) -> StatusResponse:
-    return await plane.api.status(plane._call(None))
+    return await plane.status()
 
 
 async def standings(plane: ControlPlane) -> dict[str, str | None]:

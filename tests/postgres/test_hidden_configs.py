@@ -179,6 +179,16 @@ class ShopWithSecrets:
             "GET /api/v1/status": [("/api/v1/status", None)],
             "GET /api/v1/health": [("/api/v1/health", None)],
             "GET /api/v1/datasets/{dataset_id}/history": [("/api/v1/datasets/shop.mid/history", None)],
+            "GET /api/v1/datasets/{dataset_id}/column-lineage": [
+                ("/api/v1/datasets/shop.mid/column-lineage?column=position", None)
+            ],
+            "GET /api/v1/events": [("/api/v1/events", None)],
+            "GET /api/v1/events/{event_id}/effects": [
+                (f"/api/v1/events/{n}/effects", None) for n in range(1, 4)
+            ],
+            "GET /api/v1/tasks/{task_id}/effects": [
+                (f"/api/v1/tasks/{t}/effects", None) for t in (self.dead, self.executions[0])
+            ],
             "GET /iceberg/v1/config": [("/iceberg/v1/config", None)],
             "GET /iceberg/v1/{prefix}/namespaces": [("/iceberg/v1/live/namespaces", None)],
             "GET /iceberg/v1/{prefix}/namespaces/{namespace}": [("/iceberg/v1/live/namespaces/shop", None)],

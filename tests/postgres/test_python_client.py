@@ -119,7 +119,7 @@ async def test_every_listing_answers(client: Client) -> None:
         listings = [
             getattr(group, name) for group in groups for name in ("all", "each") if hasattr(group, name)
         ]
-        assert len(listings) == 19
+        assert len(listings) == 20
         for listing in listings:
             answer = listing()
             assert isinstance(list(answer) if isinstance(answer, Iterator) else answer, list | dict)

@@ -211,7 +211,7 @@ async def test_what_a_caller_may_not_read_is_nowhere(people: People) -> None:
     ):
         catalog = await api.datasets(call(caller))
         assert {d.dataset for d in catalog.datasets} == seen, caller.name
-        status = await api.status(call(caller))
+        status = await api.status_of(caller)
         assert {d.dataset for d in status.datasets} <= seen
         listed = await api.tasks.listing(call(caller, query=TaskQuery()))
         assert {t.job for t in listed.tasks} == (
