@@ -113,13 +113,14 @@ async def test_messages_of_an_alert_are_sent_again_or_given_up(visitor: Visitor)
     await visitor.world.busy()
     await PlatformAlerts(plane.database, []).run_once()
     await plane.sql(
-        "update alert_deliveries set state = 'dead', ended_at = tp_now(), code = 'delivery.refused'"
+        "update alert_deliveries set state = 'dead', ended_at = tp_now(),"
+        ' failure = \'{"code": "delivery.refused", "reason": "The receiver said no."}\''
     )
     await page.reload()
     await expect(page.get_by_role("link", name="1 message not delivered")).to_be_visible()
     await visitor.audit("channels")
     await page.get_by_role("link", name="1 message not delivered").click()
-    row = page.get_by_role("row").filter(has_text="delivery.refused")
+    row = page.get_by_role("row").filter(has_text="The receiver said no.")
     await expect(row).to_contain_text("team")
     await visitor.audit("deliveries")
     await page.get_by_role("button", name="Send 1 dead one again").click()
