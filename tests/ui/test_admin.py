@@ -12,6 +12,7 @@ from tests.ui.pages import Visitor
 from tests.ui.world import World
 from traceplane.auth.roles import Role
 from traceplane.dispatcher.loops.platform_alerts import PlatformAlerts
+from traceplane.postgres import channels
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -137,6 +138,10 @@ async def test_messages_of_an_alert_are_sent_again_or_given_up(visitor: Visitor)
 async def test_an_alert_is_acknowledged_and_silenced(visitor: Visitor) -> None:
     page, plane = visitor.page, visitor.world.plane
     await visitor.world.busy()
+    org_id = await plane.value("select org_id from orgs")
+    hook = {"kind": "webhook", "url": "https://hooks.example.com/x"}
+    async with plane.database.transaction() as tx:
+        await channels.set_channel(tx, org_id, "team", hook, platform_alerts=True, by="laptop")
     await PlatformAlerts(plane.database, []).run_once()
     await visitor.go("/alerts")
     await visitor.audit("alerts")
