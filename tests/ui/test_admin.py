@@ -48,6 +48,7 @@ async def test_people_get_roles_and_tokens_and_lose_them(visitor: Visitor) -> No
     await expect(row).to_contain_text("ada")
     await visitor.audit("people-tokens")
     await page.get_by_role("button", name="Revoke nightly").click()
+    await expect(page.get_by_role("dialog", name="Revoke nightly?")).to_be_visible()
     await page.keyboard.press("Escape")  # gives up
     await expect(page.get_by_role("dialog")).to_have_count(0)
     await expect(row).to_have_count(1)
