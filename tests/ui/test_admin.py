@@ -12,6 +12,7 @@ from tests.ui.pages import Visitor
 from tests.ui.world import World
 from traceplane.auth.roles import Role
 from traceplane.dispatcher.loops.platform_alerts import PlatformAlerts
+from traceplane.postgres import channels
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -47,6 +48,7 @@ async def test_people_get_roles_and_tokens_and_lose_them(visitor: Visitor) -> No
     await expect(row).to_contain_text("ada")
     await visitor.audit("people-tokens")
     await page.get_by_role("button", name="Revoke nightly").click()
+    await expect(page.get_by_role("dialog", name="Revoke nightly?")).to_be_visible()
     await page.keyboard.press("Escape")  # gives up
     await expect(page.get_by_role("dialog")).to_have_count(0)
     await expect(row).to_have_count(1)
@@ -113,13 +115,14 @@ async def test_messages_of_an_alert_are_sent_again_or_given_up(visitor: Visitor)
     await visitor.world.busy()
     await PlatformAlerts(plane.database, []).run_once()
     await plane.sql(
-        "update alert_deliveries set state = 'dead', ended_at = tp_now(), code = 'delivery.refused'"
+        "update alert_deliveries set state = 'dead', ended_at = tp_now(),"
+        ' failure = \'{"code": "delivery.refused", "reason": "The receiver said no."}\''
     )
     await page.reload()
     await expect(page.get_by_role("link", name="1 message not delivered")).to_be_visible()
     await visitor.audit("channels")
     await page.get_by_role("link", name="1 message not delivered").click()
-    row = page.get_by_role("row").filter(has_text="delivery.refused")
+    row = page.get_by_role("row").filter(has_text="The receiver said no.")
     await expect(row).to_contain_text("team")
     await visitor.audit("deliveries")
     await page.get_by_role("button", name="Send 1 dead one again").click()
@@ -136,6 +139,10 @@ async def test_messages_of_an_alert_are_sent_again_or_given_up(visitor: Visitor)
 async def test_an_alert_is_acknowledged_and_silenced(visitor: Visitor) -> None:
     page, plane = visitor.page, visitor.world.plane
     await visitor.world.busy()
+    org_id = await plane.value("select org_id from orgs")
+    hook = {"kind": "webhook", "url": "https://hooks.example.com/x"}
+    async with plane.database.transaction() as tx:
+        await channels.set_channel(tx, org_id, "team", hook, platform_alerts=True, by="laptop")
     await PlatformAlerts(plane.database, []).run_once()
     await visitor.go("/alerts")
     await visitor.audit("alerts")

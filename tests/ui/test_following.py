@@ -42,6 +42,10 @@ async def test_an_event_is_followed_through_everything_it_caused(visitor: Visito
     await page.get_by_label("Dataset").fill("shop.orders")
     await page.get_by_label("Dataset").press("Enter")
     await page.get_by_label("From").fill("7")
+    # Whatever is typed stays while the page is drawn anew.
+    await visitor.world.plane.emit("shop.orders", [4321])
+    await expect(rows.first.get_by_role("cell", name="4321", exact=True)).to_be_visible()
+    await expect(page.get_by_label("From")).to_have_value("7")
     await page.get_by_label("From").press("Enter")
     await expect(rows).to_have_count(1)
     assert page.url.endswith("/events?dataset=shop.orders&start=7&end=7")

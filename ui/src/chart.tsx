@@ -11,6 +11,7 @@ export interface Series {
 }
 
 const HEIGHT = 320
+const MINUTE_SECONDS = 60
 
 interface Props {
   label: string
@@ -70,7 +71,8 @@ function options(Plot: typeof uPlot, { look, x, isTime, names, series, height = 
   const colour = (name: string) => style.getPropertyValue(`--${name}`).trim()
   const axis = { stroke: colour('muted'), grid: { stroke: colour('line'), width: 1 }, ticks: { stroke: colour('line'), width: 1 }, font: `12px ${style.getPropertyValue('--text')}` }
   // Bars are as wide as the least distance between two, and the outer ones need room beside the first and last value.
-  const beside = look === 'bars' || names ? leastDistance(x) * 0.6 : 0
+  // Of a single time, the library would show three years.
+  const beside = look === 'bars' || names ? leastDistance(x, isTime ? MINUTE_SECONDS : 1) * 0.6 : 0
   const across = names
     ? { ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 1000], values: (_plot: uPlot, values: number[]) => values.map((at) => shortened(names[at] ?? '')) }
     : axis
@@ -79,7 +81,7 @@ function options(Plot: typeof uPlot, { look, x, isTime, names, series, height = 
     height,
     legend: { show: false },
     cursor: { drag: { x: true, y: false } },
-    scales: { x: { time: isTime, ...(beside > 0 ? { range: (_plot: uPlot, low: number, high: number): [number, number] => [low - beside, high + beside] } : {}) }, ...(look === 'bars' ? { y: { range: (_plot, low, high) => [Math.min(0, low), high === low ? high + 1 : high * 1.05] } } : {}) },
+    scales: { x: { time: isTime, ...(beside > 0 ? { range: (_plot: uPlot, low: number, high: number): [number, number] => [low - beside, (x.length === 1 ? low : high) + beside] } : {}) }, ...(look === 'bars' ? { y: { range: (_plot, low, high) => [Math.min(0, low), high === low ? high + 1 : high * 1.05] } } : {}) },
     axes: [across, { ...axis, size: 72, ...(format ? { values: (_plot, values) => values.map((value) => (value === null ? '' : format(value))) } : {}) }],
     series: [
       {},
@@ -97,10 +99,10 @@ function options(Plot: typeof uPlot, { look, x, isTime, names, series, height = 
   }
 }
 
-function leastDistance(x: number[]): number {
+function leastDistance(x: number[], ofOne: number): number {
   let least = Infinity
   for (let n = 1; n < x.length; n += 1) if (x[n]! > x[n - 1]!) least = Math.min(least, x[n]! - x[n - 1]!)
-  return least === Infinity ? 1 : least
+  return least === Infinity ? ofOne : least
 }
 
 const LONGEST_NAME = 14

@@ -1,6 +1,6 @@
 // Fields of forms, tabs, and texts as lists.
 import type { ComponentChildren } from 'preact'
-import { useId } from 'preact/hooks'
+import { useId, useState } from 'preact/hooks'
 import { place, withQuery } from './router'
 import { A } from './parts'
 
@@ -58,6 +58,28 @@ function Field({ id, label, hint, children }: { id: string; label: string; hint?
         </span>
       )}
     </div>
+  )
+}
+
+interface FilterInputProps {
+  value: string | undefined
+  set: (value: string) => void
+  placeholder: string
+  type?: 'search' | 'text'
+  size?: number
+  list?: string
+  'data-search'?: boolean
+}
+
+/** Set when somebody has finished with it. A page that is drawn anew meanwhile keeps what was typed. */
+export function FilterInput({ value, set, type = 'text', ...rest }: FilterInputProps) {
+  const [typed, setTyped] = useState<string>()
+  return (
+    <input {...rest} type={type} value={typed ?? value} onInput={(event) => setTyped(event.currentTarget.value)} onBlur={() => setTyped(undefined)}
+      onChange={(event) => {
+        setTyped(undefined)
+        set(event.currentTarget.value.trim())
+      }} />
   )
 }
 

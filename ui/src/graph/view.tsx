@@ -25,7 +25,7 @@ interface Props {
 
 const SMALLEST = 0.05
 const LARGEST = 2.5
-/** Smaller than this, one moves along it rather than see all of it. */
+/** Smaller than this, one moves along it rather than see all of it, unless one asks for that. */
 const READABLE = 0.5
 const EDGE = 40
 
@@ -39,11 +39,12 @@ export function GraphView({ graph, chosen, found, changes, choose, open }: Props
     () => layOut(graph.nodes.map((node) => ({ id: node.id, ...SIZE[node.kind] })), graph.edges),
     [shape],
   )
+  const isWhole = useRef(false) // somebody asked to see all of it, readable or not
   const fit = () => {
     if (!box.current) return // the page was left meanwhile
     const { width, height } = box.current.getBoundingClientRect()
     const scale = Math.min(1.15, (width - EDGE * 2) / placed.width, (height - EDGE * 2) / placed.height)
-    const used = Math.max(READABLE, scale)
+    const used = Math.max(isWhole.current ? SMALLEST : READABLE, scale)
     setFrame({ scale: used, x: Math.max(EDGE, (width - placed.width * used) / 2), y: (height - placed.height * used) / 2 })
   }
   const moved = useRef(false) // by somebody: then nothing else moves it
@@ -71,6 +72,7 @@ export function GraphView({ graph, chosen, found, changes, choose, open }: Props
     })
   const fitAgain = () => {
     moved.current = false
+    isWhole.current = true
     fit()
   }
   useMoves(box, move, zoom, () => choose(undefined))

@@ -3,6 +3,7 @@ import { useState } from 'preact/hooks'
 import { attempt } from '../actions'
 import { get, withParameters } from '../api'
 import { useData } from '../data'
+import { FilterInput } from '../fields'
 import { count } from '../format'
 import { Button, Empty, Loading, Page, Problem, Time, toast } from '../parts'
 import { place, setQuery } from '../router'
@@ -33,11 +34,11 @@ export function AuditPage() {
       <div class="filters" role="search">
         <label class="field">
           <span>Who</span>
-          <input type="search" data-search value={filter.principal} placeholder="Everybody" onChange={(event) => change({ who: event.currentTarget.value })} />
+          <FilterInput type="search" data-search value={filter.principal} placeholder="Everybody" set={(who) => change({ who })} />
         </label>
         <label class="field">
           <span>Action</span>
-          <input type="search" value={filter.action} placeholder="deploy, secrets, …" onChange={(event) => change({ action: event.currentTarget.value })} />
+          <FilterInput type="search" value={filter.action} placeholder="deploy, secrets, …" set={(action) => change({ action })} />
         </label>
         <label class="field">
           <span>Outcome</span>

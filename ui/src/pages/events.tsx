@@ -3,6 +3,7 @@ import { useEffect, useMemo, useState } from 'preact/hooks'
 import { attempt } from '../actions'
 import { get, withParameters } from '../api'
 import { useData } from '../data'
+import { FilterInput } from '../fields'
 import { brief, bytes, count, counted, duration } from '../format'
 import { Icon, type IconName } from '../icons'
 import { concernsJob } from '../live'
@@ -42,8 +43,8 @@ export function EventsPage() {
       <div class="filters" role="search">
         <label class="field">
           <span>Dataset</span>
-          <input data-search list="event-datasets" value={filter.dataset} placeholder="All datasets" size={26}
-            onChange={(event) => setQuery({ dataset: event.currentTarget.value.trim(), start: undefined, end: undefined })} />
+          <FilterInput data-search list="event-datasets" value={filter.dataset} placeholder="All datasets" size={26}
+            set={(dataset) => setQuery({ dataset, start: undefined, end: undefined })} />
         </label>
         <datalist id="event-datasets">
           {catalog.data?.datasets.map((one) => <option key={one.dataset} value={one.dataset} />)}
@@ -136,7 +137,7 @@ function Field({ name, value, set }: { name: string; value: string; set: (value:
   return (
     <label class="field">
       <span>{name}</span>
-      <input value={value} placeholder="position or date" size={12} onChange={(event) => set(event.currentTarget.value.trim())} />
+      <FilterInput value={value} placeholder="position or date" size={12} set={set} />
     </label>
   )
 }

@@ -2,6 +2,7 @@
 import { useEffect, useState } from 'preact/hooks'
 import { ApiError, get, post, withParameters } from '../api'
 import { useData } from '../data'
+import { FilterInput } from '../fields'
 import { counted, duration } from '../format'
 import { A, Button, Empty, Loading, Page, Problem, sentence, State, Time, toast } from '../parts'
 import { address, go, place, setQuery } from '../router'
@@ -215,7 +216,7 @@ function Field({ name, value, set, hint }: { name: string; value?: string; set: 
   return (
     <label class="field">
       <span>{name}</span>
-      <input value={value} placeholder={hint} size={12} onChange={(event) => set(event.currentTarget.value.trim())} />
+      <FilterInput value={value} placeholder={hint} size={12} set={set} />
     </label>
   )
 }

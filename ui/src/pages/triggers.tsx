@@ -3,6 +3,7 @@ import { useState } from 'preact/hooks'
 import { attempt } from '../actions'
 import { call, get, withParameters } from '../api'
 import { useData } from '../data'
+import { FilterInput } from '../fields'
 import { count, counted, duration } from '../format'
 import { A, Button, Empty, Loading, Page, Problem, sentence, State, Time, toast } from '../parts'
 import { address, place, setQuery } from '../router'
@@ -55,7 +56,7 @@ export function TriggersPage() {
         </label>
         <label class="field">
           <span>Ticker</span>
-          <input data-search value={filter.ticker} placeholder="AAPL" size={12} onChange={(event) => setQuery({ ticker: event.currentTarget.value.trim() })} />
+          <FilterInput data-search value={filter.ticker} placeholder="AAPL" size={12} set={(ticker) => setQuery({ ticker })} />
         </label>
       </div>
       {pipelines.error && <Problem error={pipelines.error} retry={pipelines.reload} />}
