@@ -234,7 +234,7 @@ async def test_who_has_a_role_of_a_secret_sets_its_value_and_nothing_else(
     path = "/api/v1/secrets/user/rpc"
     await http.send(admin, "PUT", path, {"value": VALUE, "allowed_jobs": ["chain/*"], "roles": ["writer"]})
     await http.send(admin, "PUT", "/api/v1/secrets/user/other", {"value": VALUE})
-    status, text = await http.send(writer, "PUT", path, {"value": "new"})
+    status, text = await http.send(writer, "PUT", path, {"value": "another value"})
     assert (status, json.loads(text)) == (200, {"name": "rpc", "version": 2})
     for right, wanted in (("any_job", True), ("allowed_jobs", ["mine/*"]), ("roles", [])):
         status, text = await http.send(writer, "PUT", path, {"value": "x", right: wanted})
