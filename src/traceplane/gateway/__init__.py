@@ -13,6 +13,7 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     coverage            why some positions of a dataset are missing, followed upstream
     coverage_strip      what a dataset holds, as a strip of cells
     cron_sources        cron sources: when each fires next, and when it last did
+    dataset_history     how a dataset grew: its rows and bytes over time, and how fresh it is
     datasets            the catalog as people see it
     dead_letters        dead letters of buffered datasets, as people look at them, replay and drop them
     deliveries          messages that were queued for channels, as admins look at them, replay and drop them
@@ -22,6 +23,7 @@ are transactions on the same tables; a dispatcher picks the work up when it is b
     file_reading        DAG files of those who may not deploy, read one after the other
     file_sources        file sources: what the last listing found, and what was refused
     graph               jobs and datasets as one graph, with what holds whom
+    health              which processes there are, and what the doctor finds
     hidden_values       what operators wrote, as far as the caller may see what they were handed
     iceberg             datasets as Iceberg tables, for engines that are not ours
     identity_providers  the identity providers of an organization, as its admins set them

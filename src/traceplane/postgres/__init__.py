@@ -2,7 +2,7 @@
 
 aggregator          the batches of aggregators: open, closed and due
 alert_handovers     what is on its way to an alert, and what a version leaves to the next one
-    alert_views         alerts, as people look at them, acknowledge and silence them
+alert_views         alerts, as people look at them, acknowledge and silence them
 alerts              alerts: what was found, whether it was sent, and what nobody wants to hear of for a while
 audit               who changed what, and who was refused what
 backpressure        the figures that the valve decides by, and its decisions
@@ -17,6 +17,7 @@ coverage            which positions generations have
 coverage_strip      what a dataset holds and what is under way in it, by stretches of positions
 cron_schedules      cron sources: which are due, and how far each has come
 database            the pool, transactions, and the named statements
+dataset_history     commits of a dataset, summed over time
 dataset_retention   partitions that are older than their dataset keeps them
 deliveries          messages that wait for their channels, and what became of them
 doctor              facts about pipelines that are not launched
@@ -30,6 +31,7 @@ graph               what is deployed as one graph, and what holds whom
 hot_tables          the tables of hot generations: created at deploy, written with a commit, read by range
 job_pauses          jobs that somebody paused
 migrate             plain SQL files, applied in order, each in one transaction, once
+openlineage         how far lineage has been told, and the runs that are open
 outbox              side effects waiting to leave the database
 partition_names     the names of partitions, each with its position
 people              members of an organization, their roles and their tokens
@@ -37,6 +39,7 @@ personal_data       which columns are personal data, followed upstream
 pinned              what a query reads, in one snapshot
 platform_alerts     what the platform itself alerts on
 pipelines           pipelines and lists of tickers
+processes           processes that say they are there
 registry            what is deployed, as rows
 rights              which datasets have roles, and which jobs they concern
 scopes              what a `scopes` job or an aggregator knows: told positions, and its scopes

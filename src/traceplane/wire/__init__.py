@@ -10,6 +10,7 @@ deploys       the same: deploys and versions of DAGs
 events        the same: events as people look at them, and everything that one of them caused
 files         the same: file sources
 graph         the same: jobs and datasets as a graph, and the stream of changes
+health        the same: processes, and what the doctor finds
 iceberg       the same: datasets as Iceberg tables
 invocations   the calls of functions by the dispatcher, and what they answer
 jobs          the gateway's public API: pauses of jobs, and their batches
