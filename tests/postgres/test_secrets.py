@@ -245,7 +245,9 @@ async def test_who_has_a_role_of_a_secret_sets_its_value_and_nothing_else(
     status, text = await http.send(admin, "POST", f"{path}/rights", {"any_job": True, "roles": []})
     assert (status, json.loads(text)) == (200, {"name": "rpc"})
     assert (await http.send(writer, "PUT", path, {"value": "newer"}))[0] == 403
-    assert await handed(plane, sealed(*MasterKeyFile(tmp_path / "master.key").keys())) == {RPC: "another value"}
+    assert await handed(plane, sealed(*MasterKeyFile(tmp_path / "master.key").keys())) == {
+        RPC: "another value"
+    }
 
 
 async def test_names_of_jobs_and_roles_that_do_not_exist_are_accepted_with_a_warning(
