@@ -12,7 +12,6 @@ The fixture `traceplane` is an organization of its own for each test, on one pla
 from __future__ import annotations
 
 import contextlib
-import copy
 import ctypes
 import itertools
 import json
@@ -335,7 +334,7 @@ def _with_given_jobs(
             raise ValueError(
                 f"{name} has several outputs; give the jobs that read them their rows, or split it"
             )
-        output = copy.deepcopy(job["outputs"][0])
+        output = job["outputs"][0]
         datasets[name] = dataset = output["dataset"]
         job.clear()
         job |= {"name": name, "activation": "source", "source": {"kind": "manual"}, "runtime": "python"}

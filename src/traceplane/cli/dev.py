@@ -64,7 +64,7 @@ def dev(
 
 
 def _dag_files(given: Sequence[Path]) -> list[Path]:
-    found = list(given) or [path for path in sorted(Path().glob("*.y*ml")) if _IS_DAG.search(_text(path))]
+    found = list(given) or [path for path in sorted(Path().glob("[!.]*.y*ml")) if _IS_DAG.search(_text(path))]
     if not found:
         raise InvalidInput(
             "dev.no_dag",

@@ -145,14 +145,8 @@ class Claims:
         """Sends a piece of a hot input, if it has not changed since the task was claimed."""
         fence = lease_fence(request.fence)
         async with database.snapshot() as tx:
-            held = await tasks.fetch(tx, fence)
-            if held is None or held.state != "running":
-                raise Conflict(
-                    "task.stale", "the rows were not sent: the task is stale", value=str(fence.task_id)
-                )
-            claimed = held.claimed
-            entries = await self._jobs.entries(tx, {(claimed.job_id, claimed.revision)})
-            await hot_reads.send(tx, claimed, entries[claimed.job_id], request, grants, push)
+            claimed, entry = await self._running(tx, fence, "rows")
+            await hot_reads.send(tx, claimed, entry, request, grants, push)
 
     async def read_files(
         self,
@@ -164,15 +158,8 @@ class Claims:
         """Sends the files of an input of a task that is held."""
         fence = lease_fence(request.fence)
         async with database.snapshot() as tx:
-            held = await tasks.fetch(tx, fence)
-            if held is None or held.state != "running":
-                raise Conflict(
-                    "task.stale", "the files were not sent: the task is stale", value=str(fence.task_id)
-                )
-            entry = (await self._jobs.entries(tx, {(held.claimed.job_id, held.claimed.revision)}))[
-                held.claimed.job_id
-            ]
-            reads_files = entry.reads_files and held.claimed.range_start is not None
+            claimed, entry = await self._running(tx, fence, "files")
+            reads_files = entry.reads_files and claimed.range_start is not None
             if not reads_files or request.input_index >= min(len(entry.payload.inputs), len(grants.reads)):
                 raise Forbidden(
                     "task.input_not_granted",
@@ -180,7 +167,17 @@ class Claims:
                     value=f"input {request.input_index}",
                     next_step="read inputs of the task",
                 )
-            await send_files(tx, held.claimed, entry, request.input_index, push)
+            await send_files(tx, claimed, entry, request.input_index, push)
+
+    async def _running(self, tx: Transaction, fence: LeaseFence, asked: str) -> tuple[Claimed, JobEntry]:
+        held = await tasks.fetch(tx, fence)
+        if held is None or held.state != "running":
+            raise Conflict(
+                "task.stale", f"the {asked} were not sent: the task is stale", value=str(fence.task_id)
+            )
+        claimed = held.claimed
+        entries = await self._jobs.entries(tx, {(claimed.job_id, claimed.revision)})
+        return claimed, entries[claimed.job_id]
 
 
 async def _cancel(tx: Transaction, errors: Mapping[UUID, TaskError]) -> None:
