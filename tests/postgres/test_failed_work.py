@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from tests.control_plane import ControlPlane, completed, failed
+from tests.control_plane import ControlPlane, Held, canceled, completed, failed, returned
 from tests.dags import SOURCE, job
 from tests.postgres.test_versions import build, chain
 from traceplane.errors import NotFound
@@ -210,3 +210,63 @@ async def test_explain_tells_the_error_the_output_and_the_next_step(plane: Contr
     assert answer.log.text == "so far"
     assert answer.retry_helps
     assert f"traceplane retry {held.task_id}" in (answer.next_step or "")
+
+
+async def attempts(plane: ControlPlane, task_id: UUID) -> list[tuple[int, str, str | None]]:
+    detail = await plane.api.tasks.task(plane._call(None, task_id=str(task_id)))
+    for one in detail.attempts:
+        assert one.started_at <= (one.ended_at or one.started_at)
+        assert (one.ended_at is None) == (one.outcome == "running")
+    return [(one.attempt, one.outcome, one.code) for one in detail.attempts]
+
+
+async def test_each_attempt_is_told_with_how_it_ended(plane: ControlPlane) -> None:
+    await plane.deploy(DAG.replace("max_attempts: 1", "max_attempts: 3"))
+    await plane.emit("in", [7])
+
+    async def claimed() -> Held:
+        await plane.pass_time(3_600)
+        await plane.meter()
+        (held,) = await plane.claim(await plane.send())
+        return held
+
+    held = await claimed()
+    task_id = held.task_id
+    assert await attempts(plane, task_id) == [(1, "running", None)]
+    await plane.report((held, msgspec.structs.replace(failed(held), error=ERROR)))
+    told: list[tuple[int, str, str | None]] = [(1, "failed", "operator.raised")]
+    assert await attempts(plane, task_id) == told
+    await plane.report((held := await claimed(), returned(held)))
+    told.append((2, "returned", None))
+    assert await attempts(plane, task_id) == told
+    silent = await claimed()
+    await plane.pass_time(3_600)
+    assert (await plane.reaper.run_once()).retried == 1
+    assert await attempts(plane, task_id) == [*told, (3, "lost", "lease.expired")]
+    assert await plane.heartbeat(silent) == ["ok"]
+    assert await attempts(plane, task_id) == [*told, (3, "running", None)], "it was late, not lost"
+    await plane.complete(silent)
+    assert await attempts(plane, task_id) == [*told, (3, "completed", None)]
+
+
+async def test_of_a_task_that_fails_for_ever_the_last_attempts_are_told(plane: ControlPlane) -> None:
+    await plane.deploy(DAG.replace("max_attempts: 1", "max_attempts: 100"))
+    await plane.emit("in", [7])
+    for _ in range(60):
+        await plane.pass_time(3_600)
+        await plane.meter()
+        (held,) = await plane.claim(await plane.send())
+        await plane.fail(held)
+    assert [attempt for attempt, _, _ in await attempts(plane, held.task_id)] == list(range(11, 61))
+
+
+async def test_a_canceled_attempt_is_told_when_its_task_runs_again(plane: ControlPlane) -> None:
+    await plane.deploy(DAG)
+    await plane.emit("in", [7])
+    await plane.meter()
+    (held,) = await plane.claim(await plane.send())
+    await plane.cancel(held.task_id)
+    await plane.report((held, canceled(held)))
+    await plane.retry(held.task_id)
+    await plane.run_all()
+    assert await attempts(plane, held.task_id) == [(1, "canceled", None), (2, "completed", None)]

@@ -221,11 +221,21 @@ export interface WholeReadView {
   newer?: number
 }
 
+export interface AttemptView {
+  attempt: number
+  outcome: 'running' | 'completed' | 'failed' | 'lost' | 'returned' | 'canceled'
+  started_at: string
+  ended_at?: string
+  worker_id?: string
+  code?: string
+}
+
 export interface TaskDetail {
   task: TaskView
   inputs: LineageView[]
   outputs: LineageView[]
   reads?: WholeReadView[]
+  attempts?: AttemptView[]
 }
 
 export interface ReasonView {

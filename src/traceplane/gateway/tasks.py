@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 from traceplane.auth.callers import Caller
@@ -25,15 +25,26 @@ from traceplane.model.hidden_values import HiddenValues
 from traceplane.model.json_object import JsonObject
 from traceplane.model.stuck import stuck
 from traceplane.operators import catalog
-from traceplane.postgres import aggregator, check_failures, events, task_logs, task_views, tasks, workers
+from traceplane.postgres import (
+    aggregator,
+    check_failures,
+    events,
+    task_attempts,
+    task_logs,
+    task_views,
+    tasks,
+    workers,
+)
 from traceplane.postgres.aggregator import BatchManifest
 from traceplane.postgres.buffers import DeadLetter
 from traceplane.postgres.check_failures import CheckFailure
 from traceplane.postgres.database import Transaction, retry_on_conflict
+from traceplane.postgres.task_attempts import EndedAttempt
 from traceplane.postgres.task_views import DeadTasks, LineageEvent, ListedTask, SeenDataset
 from traceplane.postgres.tasks import TaskFilter
 from traceplane.wire.control import (
     AttemptLog,
+    AttemptView,
     ExplainResponse,
     FailureView,
     LineageView,
@@ -115,6 +126,7 @@ class TaskApi:
             rows = await as_seen_by(tx, call.principal, rows, access)
             lineage = await task_views.lineage(tx, call.principal.org, task_id)
             seen = await task_views.whole_reads(tx, call.principal.org, task_id)
+            ended = await task_attempts.of_task(tx, call.principal.org, task_id)
         if not rows:
             raise no_task(task_id)
         views: dict[str, list[LineageView]] = {"input": [], "output": []}
@@ -135,7 +147,9 @@ class TaskApi:
             for r in seen
             if access.reads(r.dataset_id)
         ]
-        return TaskDetail(_task_view(rows[0]), views["input"], views["output"], reads)
+        return TaskDetail(
+            _task_view(rows[0]), views["input"], views["output"], reads, _attempts(rows[0], ended)
+        )
 
     async def explain(self, call: Call[None]) -> ExplainResponse:
         task_id, org = task_id_of(call), call.principal.org
@@ -433,6 +447,22 @@ def scope_text(row: ListedTask | DeadTasks | ExplainFacts | LineageEvent | DeadL
     if row.range_start is None:
         return None
     return str(row.partition_key if row.partition_key is not None else row.range_start)
+
+
+def _attempts(task: ListedTask, ended: Sequence[EndedAttempt]) -> list[AttemptView]:
+    """The current one is in the task itself. One that was thought lost may have gone on."""
+    views = [
+        AttemptView(
+            a.attempt, a.outcome, a.started_at.isoformat(), a.ended_at.isoformat(), a.worker_id, a.code
+        )
+        for a in ended
+    ]
+    if task.started_at is None or task.state not in ("running", "completed"):
+        return views
+    views = [view for view in views if view.attempt != task.attempt]
+    began, over = task.started_at.isoformat(), _time(task.finished_at)
+    outcome: Literal["running", "completed"] = "running" if task.state == "running" else "completed"
+    return [*views, AttemptView(task.attempt, outcome, began, over, task.worker_id)]
 
 
 def _time(value: datetime | None) -> str | None:

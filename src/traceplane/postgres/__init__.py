@@ -47,6 +47,7 @@ secrets             secrets as they are stored: sealed, with who may use and set
 sign_in             identity providers, the people who sign in with them, and the sessions of their browsers
 source_files        file sources: which are due, the files that were there, and what has changed
 table_statistics    fresh statistics for the planner
+task_attempts       how attempts ended that did not complete
 task_logs           the output of operators, stored in the transaction of the heartbeat or report that carried it
 task_views          what people see of tasks: lists, counts, failures, lineage, why one waits
 tasks               the lifecycle of a task

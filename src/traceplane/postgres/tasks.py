@@ -15,6 +15,7 @@ from traceplane.model.positions import Range
 from traceplane.model.scope import Partition, Scope
 from traceplane.model.task import AttemptFacts, TaskFacts, TaskState
 from traceplane.operators import catalog
+from traceplane.postgres import task_attempts
 from traceplane.postgres.database import Transaction, statements
 from traceplane.wire.tasks import TaskError
 
@@ -249,6 +250,7 @@ async def mark_completed(tx: Transaction, task_ids: Sequence[UUID]) -> None:
 
 
 async def mark_canceled(tx: Transaction, task_ids: Sequence[UUID]) -> None:
+    await task_attempts.keep(tx, [(task_id, None, "canceled", None) for task_id in task_ids])
     await tx.rows(_SQL["mark_canceled"], task_ids)
 
 
@@ -258,6 +260,10 @@ async def mark_not_computable(tx: Transaction, errors: Mapping[UUID, TaskError])
 
 async def mark_failed(tx: Transaction, failed: Sequence[FailedAttempt], *, reported: bool) -> None:
     """`reported` closes the attempts for late reports."""
+    outcome: task_attempts.Ended = "failed" if reported else "lost"
+    await task_attempts.keep(
+        tx, [(f.task_id, f.attempt, outcome, f.error.code if f.error else None) for f in failed]
+    )
     await tx.rows(
         _SQL["mark_failed"],
         [f.task_id for f in failed],
@@ -269,6 +275,7 @@ async def mark_failed(tx: Transaction, failed: Sequence[FailedAttempt], *, repor
 
 
 async def mark_returned(tx: Transaction, task_ids: Sequence[UUID]) -> None:
+    await task_attempts.keep(tx, [(task_id, None, "returned", None) for task_id in task_ids])
     await tx.rows(_SQL["mark_returned"], task_ids)
 
 

@@ -133,11 +133,24 @@ class WholeReadView(Wire, frozen=True):
     """The number of commits since then."""
 
 
+class AttemptView(Wire, frozen=True):
+    attempt: int
+    outcome: Literal["running", "completed", "failed", "lost", "returned", "canceled"]
+    """lost: its worker fell silent. returned: its worker was stopped, and the attempt does not count."""
+    started_at: str
+    ended_at: str | None = None
+    worker_id: str | None = None
+    code: str | None = None
+    """Of its error."""
+
+
 class TaskDetail(Wire, frozen=True):
     task: TaskView
     inputs: list[LineageView]
     outputs: list[LineageView]
     reads: list[WholeReadView] = msgspec.field(default_factory=list)
+    attempts: list[AttemptView] = msgspec.field(default_factory=list)
+    """The last ones, in order."""
 
 
 class ReasonView(Wire, frozen=True):

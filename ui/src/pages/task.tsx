@@ -6,7 +6,7 @@ import { type Changed, concernsJob } from '../live'
 import { A, Button, Copy, Empty, Fact, Facts, Loading, Page, Problem, sentence, State, Time } from '../parts'
 import { address } from '../router'
 import { mayWrite } from '../session'
-import type { ExplainResponse, LineageView, TaskDetail, TaskLogs, TaskView } from '../types'
+import type { AttemptView, ExplainResponse, LineageView, TaskDetail, TaskLogs, TaskView } from '../types'
 import { changeTasks } from './tasks'
 
 const MOST_LINES = 60
@@ -28,7 +28,7 @@ export function TaskPage({ id }: { id: string }) {
       <Problem error={detail.error} retry={detail.reload} />
     )
   if (!detail.data) return <Loading />
-  const { task, inputs, outputs, reads } = detail.data
+  const { task, inputs, outputs, reads, attempts } = detail.data
   const change = async (what: 'retry' | 'cancel' | 'acknowledge') => {
     await changeTasks(what, [task.task_id])
     detail.reload()
@@ -76,7 +76,8 @@ export function TaskPage({ id }: { id: string }) {
         <div class="column-side">
           <Card title="State">
             <p><State of={task.state} note={task.standing} /></p>
-            <Line task={task} />
+            <Line task={task} attempts={attempts ?? []} />
+            <Attempts of={attempts ?? []} />
             <Facts>
               <Fact name="Attempt">{task.attempt} of {task.max_attempts}</Fact>
               <Fact name="Created"><Time at={task.created_at} /></Fact>
@@ -116,27 +117,71 @@ function Card({ title, children }: { title: string; children: ComponentChildren 
   )
 }
 
-/** Waiting and running, as lengths. */
-function Line({ task }: { task: TaskView }) {
-  const created = new Date(task.created_at).getTime()
-  const started = task.started_at ? new Date(task.started_at).getTime() : undefined
-  const ended = task.finished_at ? new Date(task.finished_at).getTime() : Date.now()
-  const waited = (started ?? ended) - created
-  const ran = started === undefined ? 0 : ended - started
-  const all = Math.max(1, waited + ran)
+/** Its attempts on a time axis, and how long it waited before, between and after them. */
+function Line({ task, attempts }: { task: TaskView; attempts: AttemptView[] }) {
+  const began = millis(task.created_at)
+  const ended = task.finished_at ? millis(task.finished_at) : Date.now()
+  const spans: { key: string; ms: number; look: string; told: string }[] = []
+  let until = began
+  let waited = 0
+  for (const one of attempts) {
+    const from = Math.max(until, millis(one.started_at))
+    const to = Math.max(from, one.ended_at ? millis(one.ended_at) : ended)
+    if (from > until) spans.push({ key: `before ${one.attempt}`, ms: from - until, look: 'span-waited', told: `waited ${duration(from - until)}` })
+    waited += from - until
+    spans.push({ key: `${one.attempt}`, ms: to - from, look: `span-ran is-${one.outcome}`, told: `attempt ${one.attempt}: ${OUTCOMES[one.outcome]} after ${duration(to - from)}` })
+    until = to
+  }
+  if (ended > until) {
+    spans.push({ key: 'after', ms: ended - until, look: 'span-waited', told: `waited ${duration(ended - until)}` })
+    waited += ended - until
+  }
+  const ran = Math.max(0, ended - began - waited)
   return (
     <div class="span-line">
       <div class="span-bar">
-        <div class="span-waited" style={{ width: `${Math.max(2, (waited / all) * 100)}%` }} />
-        {started !== undefined && <div class={`span-ran is-${task.state}`} style={{ width: `${Math.max(2, (ran / all) * 100)}%` }} />}
+        {spans.map((span) => (
+          <div key={span.key} class={span.look} title={span.told} style={{ flexGrow: Math.max(1, span.ms), flexBasis: '4px' }} />
+        ))}
       </div>
       <div class="span-words small muted">
         <span>waited {duration(waited)}</span>
-        {started !== undefined && <span>{task.finished_at ? 'ran' : 'has run'} {duration(ran)}</span>}
+        {attempts.length > 0 && <span>{task.finished_at ? 'ran' : 'has run'} {duration(ran)}</span>}
       </div>
     </div>
   )
 }
+
+const OUTCOMES = {
+  running: 'running',
+  completed: 'completed',
+  failed: 'failed',
+  lost: 'its worker fell silent',
+  returned: 'its worker was stopped',
+  canceled: 'canceled',
+}
+
+/** One attempt is told by the facts of the task. */
+function Attempts({ of }: { of: AttemptView[] }) {
+  if (of.length < 2 && of.every((one) => one.outcome === 'running' || one.outcome === 'completed')) return null
+  return (
+    <ol class="attempts">
+      {of.map((one) => (
+        <li key={one.attempt} class={`is-${one.outcome}`}>
+          <span class="attempt-number">{one.attempt}</span>
+          <span>
+            {OUTCOMES[one.outcome]}
+            {one.ended_at && <> after {duration(millis(one.ended_at) - millis(one.started_at))}</>}
+            {one.code && <> <code>{one.code}</code></>}
+            <span class="muted small"> <Time at={one.started_at} />{one.worker_id && <>, {one.worker_id}</>}</span>
+          </span>
+        </li>
+      ))}
+    </ol>
+  )
+}
+
+const millis = (at: string): number => new Date(at).getTime()
 
 /** Spark tells stages and tasks with each heartbeat; operators may tell figures of their own. */
 function Progress({ of }: { of: Record<string, unknown> }) {

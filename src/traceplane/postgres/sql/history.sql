@@ -24,6 +24,8 @@ with page as materialized (
   where t.stage = 3 and not $4::boolean order by t.task_id for update of t skip locked
 ), logs as (
   delete from task_logs l using locked k where l.task_id = k.task_id
+), attempts as (
+  delete from task_attempts a using locked k where a.task_id = k.task_id
 ), reads as (
   delete from task_reads r using locked k where r.task_id = k.task_id
 ), compactions_made as (
@@ -51,6 +53,8 @@ with page as materialized (
   where t.stage = 2 and not $4::boolean order by t.task_id for update of t skip locked
 ), logs as (
   delete from task_logs l using locked k where l.task_id = k.task_id
+), attempts as (
+  delete from task_attempts a using locked k where a.task_id = k.task_id
 ), reads as (
   delete from task_reads r using locked k where r.task_id = k.task_id
 ), compactions_made as (
