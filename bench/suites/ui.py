@@ -23,6 +23,7 @@ from bench import results, ui_pages, ui_world
 from bench.ours_control import Stand, stand
 from bench.peers import measure
 from bench.postgres_server import running_postgres
+from bench.ui_frames import Frames, graph_frames
 from bench.ui_pages import Visit
 from tests import chromium
 from traceplane.gateway.pages import BUILT, are_built
@@ -30,7 +31,7 @@ from traceplane.wire.sign_in import BrowserLink
 
 SUITE = "ui"
 SIZE = ui_world.Size()
-SERVER_MS, USEFUL_MS, BUNDLE_KB = 300.0, 1500.0, 500.0
+SERVER_MS, USEFUL_MS, BUNDLE_KB, FRAMES = 300.0, 1500.0, 500.0, 30.0
 SAMPLES = 20
 ROUNDS = 3
 """How often each page is visited."""
@@ -60,10 +61,11 @@ async def _measured(url: str, progress: Progress) -> list[results.Row]:
 async def of_filled(url: str, progress: Progress) -> list[results.Row]:
     async with stand(url) as made:
         paths = await _single_things(made.connection)
-        seen, why = await _visits(made, paths)
+        seen, drawn, why = await _visits(made, paths)
         for visit in seen:
             progress(f"{visit.path}: useful after {visit.useful_ms:.0f} ms; {len(visit.calls)} calls")
-        rows = [_useful(path, [v.useful_ms for v in seen if v.path == path], why) for path in _unique(seen)]
+        rows = [_smooth(drawn, why)]
+        rows += [_useful(path, [v.useful_ms for v in seen if v.path == path], why) for path in _unique(seen)]
         calls = {call: visit.path for visit in reversed(seen) for call in visit.calls}
         async with _session(made) as http:
             for call in sorted(calls):
@@ -100,18 +102,30 @@ async def _single_things(connection: asyncpg.Connection) -> list[str]:
     ]
 
 
-async def _visits(made: Stand, paths: list[str]) -> tuple[list[Visit], str]:
+async def _visits(made: Stand, paths: list[str]) -> tuple[list[Visit], Frames | None, str]:
     """None where there is no browser, and why."""
     address = made.environment["BENCH_GATEWAY"]
     try:
         async with chromium.running() as browser:
             seen = []
             for _ in range(ROUNDS):
-                link = (await made.caller.call("POST", "/auth/browser-link", BrowserLink)).url
-                seen += await ui_pages.visits(browser, link, address, paths)
-            return seen, ""
+                seen += await ui_pages.visits(browser, await _link(made), address, paths)
+            return seen, await graph_frames(browser, await _link(made)), ""
     except chromium.ChromiumUnavailable as why:
-        return [], str(why)
+        return [], None, str(why)
+
+
+async def _link(made: Stand) -> str:
+    return (await made.caller.call("POST", "/auth/browser-link", BrowserLink)).url
+
+
+def _smooth(drawn: Frames | None, why: str) -> results.Row:
+    """A graph of 500 nodes that is moved all the time, while 100 changes a second are told of."""
+    per_second = drawn.per_second if drawn else None
+    return results.compare(
+        suite=SUITE, name="graph of 500 nodes, 100 changes/s", unit="frames/s", better="higher", ours=per_second,
+        peer="target", theirs=FRAMES, bar=1.0, note=why,
+    )  # fmt: skip
 
 
 def _unique(seen: list[Visit]) -> list[str]:

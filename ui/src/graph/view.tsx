@@ -1,10 +1,11 @@
 // The graph as a drawing that can be moved, enlarged, and walked through with the keyboard.
+import { Component, type ComponentChildren } from 'preact'
 import { useEffect, useMemo, useRef, useState } from 'preact/hooks'
 import { brief, bytes, counted } from '../format'
 import { IconIn, type IconName } from '../icons'
 import { Button } from '../parts'
 import { layOut } from './layout'
-import { type Change, type Edge, type Graph, type JobNode, type Node, reachable, SIZE } from './model'
+import { type Change, type DagNode, type Graph, type JobNode, type Node, reachable, SIZE } from './model'
 
 interface Frame {
   x: number
@@ -28,9 +29,10 @@ const LARGEST = 2.5
 /** Smaller than this, one moves along it rather than see all of it, unless one asks for that. */
 const READABLE = 0.5
 const EDGE = 40
+const STILL_MS = 200
 
 export function GraphView({ graph, chosen, found, changes, choose, open }: Props) {
-  const box = useRef<SVGSVGElement>(null)
+  const box = useRef<HTMLDivElement>(null)
   const [frame, setFrame] = useState<Frame>({ x: EDGE, y: EDGE, scale: 1 })
   const [focused, setFocused] = useState<string>()
   // Places depend on what there is, not on what goes on in it.
@@ -57,10 +59,17 @@ export function GraphView({ graph, chosen, found, changes, choose, open }: Props
     return () => seen.disconnect()
   }, [placed])
 
+  const [isMoving, setMoving] = useState(false)
+  const still = useRef<ReturnType<typeof setTimeout> | undefined>(undefined)
   const move = (change: (before: Frame) => Frame) => {
     moved.current = true
     setFrame(change)
+    // What moves is a picture of the graph; it is drawn sharply when it stands still.
+    setMoving(true)
+    clearTimeout(still.current)
+    still.current = setTimeout(() => setMoving(false), STILL_MS)
   }
+  useEffect(() => () => clearTimeout(still.current), [])
   const zoom = (factor: number, at?: { x: number; y: number }) =>
     move((before) => {
       if (!box.current) return before
@@ -117,52 +126,70 @@ export function GraphView({ graph, chosen, found, changes, choose, open }: Props
     else if (event.key === 'Escape') choose(undefined)
   }
   const first = focused !== undefined && byId.has(focused) ? focused : graph.nodes[0]?.id
-  const latest = useRef({ choose, open, walk })
-  latest.current = { choose, open, walk }
-  // Moving and enlarging draws none of it anew.
+  const latest = useRef({ choose, open, walk, byId })
+  latest.current = { choose, open, walk, byId }
+  // Moving and enlarging draws none of it anew, and news only the nodes and edges that look different.
   const drawn = useMemo(
     () => (
       <>
-          {graph.edges.map((edge, n) => (
-            <Line key={`${edge.from}>${edge.to}`} edge={edge} points={placed.edges[n]!} target={byId.get(edge.to)!}
-              far={isFar(edge.from) || isFar(edge.to)} near={chosen !== undefined && !found} />
-          ))}
-          {graph.nodes.map((node) => {
-            const at = placed.nodes.get(node.id)
-            return (
-              at && (
-                <g key={node.id} data-node={node.id} transform={`translate(${at.x} ${at.y})`} tabindex={node.id === first ? 0 : -1} role="button"
-                  aria-pressed={node.id === chosen} aria-label={`${spoken(node)}${changes?.has(node.id) ? `, ${SAID_OF_CHANGE[changes.get(node.id)!]}` : ''}`} onFocus={() => setFocused(node.id)}
-                  class={`node node-${node.kind} is-${node.state} ${node.id === chosen ? 'chosen' : ''} ${isFar(node.id) ? 'far' : ''} ${changes ? `change-${changes.get(node.id) ?? 'none'}` : ''}`}
-                  onClick={() => latest.current.choose(node.id)} onDblClick={() => latest.current.open(node)}
+        {graph.edges.map((edge, n) => {
+          const points = placed.edges[n]!
+          const target = byId.get(edge.to)!
+          const queue = edge.role === 'feeds' && target.kind === 'job' ? queueOf(target) : undefined
+          const path = curve(points)
+          const look = `edge edge-${edge.role} ${isFar(edge.from) || isFar(edge.to) ? 'far' : chosen !== undefined && !found ? 'near' : ''} ${target.state === 'running' ? 'flows' : ''}`
+          return (
+            <Same key={`${edge.from}>${edge.to}`} as={[look, path, queue?.said, queue?.look]}>
+              {() => (
+                <g class={look} aria-hidden="true">
+                  <path d={path} />
+                  {queue && <QueueBar queue={queue} at={points.at(-1)!} />}
+                </g>
+              )}
+            </Same>
+          )
+        })}
+        {graph.nodes.map((node) => {
+          const at = placed.nodes.get(node.id)
+          if (!at) return null
+          const change = changes?.get(node.id)
+          const texts = written(node, change, changes !== undefined)
+          const place = `translate(${at.x} ${at.y})`
+          const label = `${spoken(node)}${change ? `, ${SAID_OF_CHANGE[change]}` : ''}`
+          const look = `node node-${node.kind} is-${node.state} ${node.id === chosen ? 'chosen' : ''} ${isFar(node.id) ? 'far' : ''} ${changes ? `change-${change ?? 'none'}` : ''}`
+          const reached = node.id === first ? 0 : -1
+          return (
+            <Same key={node.id} as={[look, place, label, reached, texts.detail, texts.said]}>
+              {() => (
+                <g data-node={node.id} transform={place} tabindex={reached} role="button" aria-pressed={node.id === chosen} aria-label={label} class={look}
+                  onFocus={() => setFocused(node.id)} onClick={() => latest.current.choose(node.id)}
+                  onDblClick={() => latest.current.open(latest.current.byId.get(node.id) ?? node)}
                   onKeyDown={(event) => {
                     if (event.key === 'Enter' || event.key === ' ') {
                       event.preventDefault()
                       latest.current.choose(node.id)
                     } else latest.current.walk(event, node.id)
                   }}>
-                  <Card node={node} change={changes?.get(node.id)} compared={changes !== undefined} />
+                  <Card node={node} texts={texts} />
                 </g>
-              )
-            )
-          })}
+              )}
+            </Same>
+          )
+        })}
       </>
     ),
     [graph, placed, chosen, found, changes, first],
   )
+  const far = frame.scale < 0.2 ? 'far-away farthest' : frame.scale < 0.45 ? 'far-away' : ''
   return (
     <div class="graph" onKeyDown={onKeyDown}>
-      <svg ref={box} class={frame.scale < 0.45 ? 'graph-box far-away' : 'graph-box'} role="group" aria-label="Graph of jobs and datasets">
-        <defs>
-          <pattern id="grid" width="24" height="24" patternUnits="userSpaceOnUse" patternTransform={`translate(${frame.x} ${frame.y})`}>
-            <circle cx="1" cy="1" r="1" class="grid-dot" />
-          </pattern>
-        </defs>
-        <rect width="100%" height="100%" fill="url(#grid)" data-ground />
-        <g transform={`translate(${frame.x} ${frame.y}) scale(${frame.scale})`}>
+      <div ref={box} class={`graph-box ${far}`} role="group" aria-label="Graph of jobs and datasets" data-ground
+        style={{ backgroundPosition: `${frame.x}px ${frame.y}px` }}>
+        <svg class={isMoving ? 'drawing moving' : 'drawing'} width={placed.width} height={placed.height} data-ground
+          style={{ transform: `translate(${frame.x}px, ${frame.y}px) scale(${frame.scale})` }}>
           {drawn}
-        </g>
-      </svg>
+        </svg>
+      </div>
       <div class="graph-tools" role="group" aria-label="Zoom">
         <Button icon="plus" onClick={() => zoom(1.25)} aria-label="Larger" title="Larger (+)" />
         <Button icon="less" onClick={() => zoom(0.8)} aria-label="Smaller" title="Smaller (−)" />
@@ -172,11 +199,22 @@ export function GraphView({ graph, chosen, found, changes, choose, open }: Props
   )
 }
 
+/** What it draws stays until it would look different. */
+class Same extends Component<{ as: readonly unknown[]; children: () => ComponentChildren }> {
+  shouldComponentUpdate(next: { as: readonly unknown[] }): boolean {
+    return next.as.some((value, n) => value !== this.props.as[n])
+  }
+
+  render() {
+    return this.props.children()
+  }
+}
+
 type Zoom = (factor: number, at?: { x: number; y: number }) => void
 
 /** Moving with the pointer, with two fingers or the wheel. */
 function useMoves(
-  box: { current: SVGSVGElement | null },
+  box: { current: HTMLElement | null },
   setFrame: (change: (before: Frame) => Frame) => void,
   zoom: Zoom,
   clickedGround: () => void,
@@ -184,11 +222,11 @@ function useMoves(
   const latest = useRef({ zoom, clickedGround })
   latest.current = { zoom, clickedGround }
   useEffect(() => {
-    const svg = box.current!
+    const ground = box.current!
     const held = new Map<number, { x: number; y: number }>()
     let moved = 0
     const at = (event: MouseEvent) => {
-      const { left, top } = svg.getBoundingClientRect()
+      const { left, top } = ground.getBoundingClientRect()
       return { x: event.clientX - left, y: event.clientY - top }
     }
     const onWheel = (event: WheelEvent) => {
@@ -208,7 +246,7 @@ function useMoves(
       const next = at(event)
       const [by, other] = [{ x: next.x - last.x, y: next.y - last.y }, [...held].find(([id]) => id !== event.pointerId)?.[1]]
       moved += Math.abs(by.x) + Math.abs(by.y)
-      if (moved > 4 && !svg.hasPointerCapture(event.pointerId)) svg.setPointerCapture(event.pointerId)
+      if (moved > 4 && !ground.hasPointerCapture(event.pointerId)) ground.setPointerCapture(event.pointerId)
       held.set(event.pointerId, next)
       if (other) {
         const [before, after] = [Math.hypot(last.x - other.x, last.y - other.y), Math.hypot(next.x - other.x, next.y - other.y)]
@@ -218,17 +256,17 @@ function useMoves(
     const onUp = (event: PointerEvent) => {
       if (held.delete(event.pointerId) && moved <= 4 && (event.target as Element).hasAttribute('data-ground')) latest.current.clickedGround()
     }
-    svg.addEventListener('wheel', onWheel, { passive: false })
-    svg.addEventListener('pointerdown', onDown)
-    svg.addEventListener('pointermove', onMove)
-    svg.addEventListener('pointerup', onUp)
-    svg.addEventListener('pointercancel', onUp)
+    ground.addEventListener('wheel', onWheel, { passive: false })
+    ground.addEventListener('pointerdown', onDown)
+    ground.addEventListener('pointermove', onMove)
+    ground.addEventListener('pointerup', onUp)
+    ground.addEventListener('pointercancel', onUp)
     return () => {
-      svg.removeEventListener('wheel', onWheel)
-      svg.removeEventListener('pointerdown', onDown)
-      svg.removeEventListener('pointermove', onMove)
-      svg.removeEventListener('pointerup', onUp)
-      svg.removeEventListener('pointercancel', onUp)
+      ground.removeEventListener('wheel', onWheel)
+      ground.removeEventListener('pointerdown', onDown)
+      ground.removeEventListener('pointermove', onMove)
+      ground.removeEventListener('pointerup', onUp)
+      ground.removeEventListener('pointercancel', onUp)
     }
   }, [])
 }
@@ -253,17 +291,6 @@ function neighbour(key: string, id: string, places: Map<string, { x: number; y: 
 
 // Edges ----------------------------------------------------------------------------------------------
 
-function Line({ edge, points, target, far, near }: { edge: Edge; points: { x: number; y: number }[]; target: Node; far: boolean; near: boolean }) {
-  const queue = edge.role === 'feeds' && target.kind === 'job' ? <Queue job={target} at={points.at(-1)!} /> : null
-  const flows = target.state === 'running'
-  return (
-    <g class={`edge edge-${edge.role} ${far ? 'far' : near ? 'near' : ''} ${flows ? 'flows' : ''}`} aria-hidden="true">
-      <path d={curve(points)} />
-      {queue}
-    </g>
-  )
-}
-
 function curve(points: { x: number; y: number }[]): string {
   let path = ''
   points.forEach((point, n) => {
@@ -279,22 +306,33 @@ function curve(points: { x: number; y: number }[]): string {
 
 const BAR = 54
 
+interface Queue {
+  part: number
+  said: string
+  told: string
+  look: string
+}
+
 /** How long the queue in front of a job is: full at the limit that holds its producers. */
-function Queue({ job, at }: { job: JobNode; at: { x: number; y: number } }) {
-  const limit = job.job.max_queue_depth
-  const holds = job.job.hold !== undefined
-  if (!job.waiting) return null
-  const part = limit ? Math.min(1, job.waiting / limit) : Math.min(1, Math.log10(1 + job.waiting) / 4)
-  const full = limit !== undefined && job.waiting >= limit
+function queueOf({ job, waiting }: JobNode): Queue | undefined {
+  if (!waiting) return undefined
+  const limit = job.max_queue_depth
+  const isFull = limit !== undefined && waiting >= limit
+  return {
+    part: limit ? Math.min(1, waiting / limit) : Math.min(1, Math.log10(1 + waiting) / 4),
+    said: `${brief(waiting)}${limit ? ` / ${brief(limit)}` : ''}`,
+    told: `${counted(waiting, 'task')} waiting${limit ? `; from ${limit} on, what feeds the job is held` : ''}`,
+    look: `queue ${isFull ? 'full' : ''} ${job.hold !== undefined ? 'held' : ''}`,
+  }
+}
+
+function QueueBar({ queue, at }: { queue: Queue; at: { x: number; y: number } }) {
   return (
-    <g class={`queue ${full ? 'full' : ''} ${holds ? 'held' : ''}`} transform={`translate(${at.x - BAR - 14} ${at.y - 5})`}>
-      <title>{`${counted(job.waiting, 'task')} waiting${limit ? `; from ${limit} on, what feeds the job is held` : ''}`}</title>
+    <g class={queue.look} transform={`translate(${at.x - BAR - 14} ${at.y - 5})`}>
+      <title>{queue.told}</title>
       <rect class="queue-ground" width={BAR} height={10} rx={5} />
-      <rect class="queue-part" width={Math.max(6, BAR * part)} height={10} rx={5} />
-      <text x={BAR / 2} y={-4} text-anchor="middle">
-        {brief(job.waiting)}
-        {limit ? ` / ${brief(limit)}` : ''}
-      </text>
+      <rect class="queue-part" width={Math.max(6, BAR * queue.part)} height={10} rx={5} />
+      <text x={BAR / 2} y={-4} text-anchor="middle">{queue.said}</text>
     </g>
   )
 }
@@ -311,7 +349,24 @@ export const SAID_OF_CHANGE: Record<Change, string> = {
   removed: 'removed',
 }
 
-function Card({ node, change, compared }: { node: Node; change?: Change; compared: boolean }) {
+interface Texts {
+  detail: string
+  said: string
+}
+
+/** What a node says of itself beside its name. */
+function written(node: Node, change: Change | undefined, compared: boolean): Texts {
+  const difference = change ? SAID_OF_CHANGE[change] : 'unchanged'
+  return {
+    detail: cut(compared && node.kind === 'dataset' ? difference : detail(node), 27),
+    said: node.kind === 'dataset' ? '' : cut(node.kind === 'dag' ? sum(node) : compared ? difference : saying(node), 27),
+  }
+}
+
+const sum = (node: DagNode): string =>
+  node.dead ? counted(node.dead, 'dead task') : node.running || node.waiting ? `${brief(node.running)} running · ${brief(node.waiting)} waiting` : 'idle'
+
+function Card({ node, texts }: { node: Node; texts: Texts }) {
   const { width, height } = SIZE[node.kind]
   const icon: IconName = node.kind === 'dataset' ? 'dataset' : node.kind === 'dag' ? 'graph' : node.job.activation === 'source' ? 'source' : 'job'
   const mark = MARKS[node.state]
@@ -326,16 +381,11 @@ function Card({ node, change, compared }: { node: Node; change?: Change; compare
         {cut(node.name, room)}
       </text>
       <text class="detail" x={38} y={node.kind === 'dataset' ? 36 : 43}>
-        {cut(compared && node.kind === 'dataset' ? (change ? SAID_OF_CHANGE[change] : 'unchanged') : detail(node), 27)}
+        {texts.detail}
       </text>
-      {node.kind === 'job' && (
-        <text class={`said said-${node.state}`} x={38} y={58}>
-          {cut(change ? SAID_OF_CHANGE[change] : compared ? 'unchanged' : saying(node), 27)}
-        </text>
-      )}
-      {node.kind === 'dag' && (
-        <text class={`said said-${node.state}`} x={38} y={62}>
-          {node.dead ? counted(node.dead, 'dead task') : node.running || node.waiting ? `${brief(node.running)} running · ${brief(node.waiting)} waiting` : 'idle'}
+      {texts.said && (
+        <text class={`said said-${node.state}`} x={38} y={node.kind === 'dag' ? 62 : 58}>
+          {texts.said}
         </text>
       )}
       {mark && (
