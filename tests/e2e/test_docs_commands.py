@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -98,7 +99,7 @@ def test_commands_do_what_their_pages_say_and_a_lost_platform_is_restored(termin
         terminal.until("traceplane status", "shop.sales: 1 commit")
         (client,) = blocks(page("reference/client.md"), "python")
         (terminal.folder / "client.py").write_text(client)
-        terminal.run(f"{sys.executable} client.py")  # deploys again, and emits 0 to 13
+        terminal.run(f"{shlex.quote(sys.executable)} client.py")  # deploys again, and emits 0 to 13
         terminal.until("traceplane status", "1 task dead", "no unfinished tasks")
         _failures(terminal)
         _queries(terminal)
@@ -172,7 +173,7 @@ def _queries(terminal: Terminal) -> None:
     (explain, _needs_spark) = plan.splitlines()
     assert "shop.orders" in terminal.run(explain)
     (client,) = blocks(page("concepts/queries.md"), "python")
-    ran = terminal.run(f"{sys.executable} - <<'END'\n{client}\nprint(table)\nEND")
+    ran = terminal.run(f"{shlex.quote(sys.executable)} - <<'END'\n{client}\nprint(table)\nEND")
     assert "customer" in ran
     (sql,) = blocks(page("concepts/queries.md"), "sql")
     assert "(0 rows)" in terminal.run(f'traceplane query "{sql.replace("of 3", "of 1")}"')
