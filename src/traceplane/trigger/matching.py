@@ -176,10 +176,15 @@ def match(
 def _of_orgs(index: Index, ticker_signals: TickerSignals, matched: Ints) -> dict[UUID, OrgCounts]:
     matches = np.bincount(index.org_of[matched], minlength=len(index.orgs)).tolist()
     return {
-        org_id: OrgCounts(len(np.unique(ticker_signals.nth[watched[ticker_signals.ticker]])), count)
+        org_id: OrgCounts(_distinct_count(ticker_signals.nth[watched[ticker_signals.ticker]]), count)
         for org_id, watched, count in zip(index.orgs, index.watched, matches, strict=True)
         if watched.any()
     }
+
+
+def _distinct_count(ordered: Ints) -> int:
+    """Without sorting again, which `np.unique` would do for each organization."""
+    return int(len(ordered) > 0) + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
 
 
 def all_pairs(
