@@ -207,6 +207,7 @@ GATEWAY = [
     "GET /iceberg/v1/{prefix}/namespaces/{namespace}/tables/{table}/credentials",
     "POST /api/v1/pipelines",
     "GET /api/v1/pipelines",
+    "GET /api/v1/signals",
     "GET /api/v1/pipelines/{pipeline_id}",
     "PATCH /api/v1/pipelines/{pipeline_id}",
     "DELETE /api/v1/pipelines/{pipeline_id}",

@@ -93,6 +93,7 @@ GATEWAY = {
     "GET /iceberg/v1/{prefix}/namespaces/{namespace}/tables/{table}/credentials": READER,
     "POST /api/v1/pipelines": WRITER,
     "GET /api/v1/pipelines": READER,
+    "GET /api/v1/signals": READER,
     "GET /api/v1/pipelines/{pipeline_id}": READER,
     "PATCH /api/v1/pipelines/{pipeline_id}": WRITER,
     "DELETE /api/v1/pipelines/{pipeline_id}": WRITER,

@@ -202,6 +202,7 @@ class ShopWithSecrets:
                 ("/iceberg/v1/live/namespaces/shop/tables/shop.mid/credentials", None)
             ],
             "GET /api/v1/pipelines": [("/api/v1/pipelines", None)],
+            "GET /api/v1/signals": [("/api/v1/signals", None)],
             "GET /api/v1/pipelines/{pipeline_id}": [(f"/api/v1/pipelines/{self.pipeline}", None)],
             "GET /api/v1/scanner-lists": [("/api/v1/scanner-lists", None)],
             "GET /api/v1/user-limits": [("/api/v1/user-limits", None)],

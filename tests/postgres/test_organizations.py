@@ -148,6 +148,10 @@ class Two:
             self.pipeline,
             MARK,
         )
+        await self.plane.sql(
+            "insert into signal_minutes select org_id, date_trunc('minute', tp_now()), 1234567, 7654321, 0"
+            " from orgs where slug = 'default'"
+        )
 
     async def expect(self, token: str, method: str, path: str, body: Any = None) -> str:
         status, text = await self.http.send(token, method, path, body)
@@ -276,6 +280,7 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
             (f"/iceberg/v1/live/namespaces/{MARK}/tables/{MARK}.in/credentials", None),
         ],
         "GET /api/v1/pipelines": [("/api/v1/pipelines", None), (f"/api/v1/pipelines?user_id={MARK}", None)],
+        "GET /api/v1/signals": [("/api/v1/signals", None)],
         "GET /api/v1/pipelines/{pipeline_id}": [(f"/api/v1/pipelines/{two.pipeline}", None)],
         "GET /api/v1/scanner-lists": [("/api/v1/scanner-lists", None)],
         "GET /api/v1/user-limits": [("/api/v1/user-limits", None)],

@@ -247,6 +247,23 @@ async def test_pipelines_of_a_hidden_job_and_their_executions_are_nowhere(people
             )  # fmt: skip
 
 
+async def test_counts_of_all_pipelines_are_for_those_who_may_see_all_jobs(people: People) -> None:
+    plane, api, call = people.plane, PipelineApi(), people.call
+    await plane.sql(
+        "insert into signal_minutes select org_id, date_trunc('minute', tp_now()), 20, 2, 1.5 from orgs"
+        " where slug = 'default'"
+    )
+    for caller, seen in (
+        (people.finance, (20, 2)),
+        (people.reader, (None, None)),
+        (people.narrow, (None, None)),
+    ):
+        answer = await api.signals(call(caller))
+        (minute,) = [one for one in answer.minutes if one.has_trigger]
+        assert (minute.signals, minute.matches) == seen
+        assert (minute.lag_seconds, answer.is_limited) == (1.5, seen == (None, None))
+
+
 async def refused(work: Awaitable[Any]) -> TraceplaneError:
     with pytest.raises(TraceplaneError) as caught:
         await work

@@ -20,7 +20,7 @@ from traceplane.postgres.workers import WorkerKey
 
 SHARED = {"code_bundles", "processes"}
 """What every organization may read: code by the hash of its content, and which processes there are."""
-READ_ONLY = {"workers"}
+READ_ONLY = {"signal_minutes", "workers"}
 """What an organization sees, and only the platform changes."""
 OF_THE_PLATFORM = {
     "completed_sign_ins",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 from functools import partial
 from uuid import UUID, uuid4
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from traceplane.model.pipeline_rules import NO_RULES, Exchange, Rules, SignalsWithin, parse_rules
 from traceplane.schedule.market_hours import is_open
-from traceplane.trigger.matching import IndexBuilder, SignalFilter, Watch, match
+from traceplane.trigger.matching import IndexBuilder, OrgCounts, SignalFilter, Watch, match
 from traceplane.trigger.messages import Signal, TickerSignal, as_stored, decode
 from traceplane.trigger.rules import Judge
 
@@ -26,8 +27,13 @@ subscriptions = st.builds(
     st.sampled_from([0.0, 50.0, 50.5, 90.0]),
 )
 rules = st.sampled_from([NO_RULES, NO_RULES, Rules(signals_within=SignalsWithin(2, 10.0))])
+ORGS = [uuid4(), uuid4()]
 watches = st.builds(
-    Watch, st.lists(st.sampled_from(TICKERS), max_size=3), st.lists(subscriptions, max_size=2), rules
+    Watch,
+    st.sampled_from(ORGS),
+    st.lists(st.sampled_from(TICKERS), max_size=3),
+    st.lists(subscriptions, max_size=2),
+    rules,
 )
 ticker_signals = st.builds(
     TickerSignal,
@@ -103,7 +109,24 @@ def test_matching_on_arrays_equals_a_scan_of_all_pipelines(
             index.pipelines[p]: n
             for p, n in zip(matches.pipelines.tolist(), matches.signals.tolist(), strict=True)
         }
-        assert by_pipeline == scan.matches(pipelines, batch)
+        expected = scan.matches(pipelines, batch)
+        assert by_pipeline == expected
+        assert matches.of_orgs == of_orgs(pipelines, batch, expected)
+
+
+def of_orgs(
+    pipelines: dict[UUID, Watch], batch: list[Signal | None], matches: Collection[UUID]
+) -> dict[UUID, OrgCounts]:
+    """What each organization is told: the signals on its own tickers, and its own matches."""
+    counts = {}
+    for org_id in ORGS:
+        watched = {
+            ticker for watch in pipelines.values() if watch.org_id == org_id for ticker in watch.tickers
+        }
+        hits = [s for s in batch if s is not None and any(one.ticker in watched for one in s.tickers)]
+        if watched:
+            counts[org_id] = OrgCounts(len(hits), sum(pipelines[key].org_id == org_id for key in matches))
+    return counts
 
 
 def at(*when: int) -> float:
@@ -168,9 +191,9 @@ def test_market_hours_and_custom_rules_filter_single_signals() -> None:
     builder, closed, ours, failing = IndexBuilder(), uuid4(), uuid4(), uuid4()
     builder.change(
         {
-            closed: Watch(["A"], (), Rules(market_hours=Exchange.NYSE)),
-            ours: Watch(["A"], (), Rules(custom="liquid")),
-            failing: Watch(["A"], (), Rules(custom="missing")),
+            closed: Watch(ORGS[0], ["A"], (), Rules(market_hours=Exchange.NYSE)),
+            ours: Watch(ORGS[0], ["A"], (), Rules(custom="liquid")),
+            failing: Watch(ORGS[0], ["A"], (), Rules(custom="missing")),
         }
     )
     index = builder.index()

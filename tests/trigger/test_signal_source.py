@@ -24,6 +24,7 @@ from traceplane.adapters.signal_source_kafka import KafkaAddress, KafkaSignalSou
 from traceplane.postgres.database import Database, Transaction
 from traceplane.trigger.cache import PipelineCache
 from traceplane.trigger.consumer import Consumer
+from traceplane.trigger.figures import SignalFigures
 
 Publish = Callable[[Sequence[bytes], int], None]
 
@@ -192,7 +193,8 @@ async def test_a_window_survives_its_reader_and_a_batch_costs_one_statement(
 
     async def consume(until_done: Callable[[], Any]) -> None:
         consumer = Consumer(
-            database, cache, lambda offsets: FolderSignalSource(tmp_path, TOPIC, "g", "earliest", offsets),
+            database, cache, SignalFigures(database, cache),
+            lambda offsets: FolderSignalSource(tmp_path, TOPIC, "g", "earliest", offsets),
             group="g", topic=TOPIC, batch_size=5, batch_timeout=0.05,
         )  # fmt: skip
         stop = asyncio.Event()

@@ -148,6 +148,24 @@ async def test_pipelines_are_seen_and_paused(visitor: Visitor) -> None:
         " from pipelines, generate_series(1, 12) n"
     )
     await page.reload()
+    signals = page.get_by_role("region", name="Signals")
+    await expect(signals).to_contain_text("No trigger was there in the last hour")
+    await plane.sql(
+        "insert into signal_minutes select org_id, date_trunc('minute', tp_now()) - ago * interval '1 minute',"
+        " 600 + 100 * (ago % 7), 90 + 10 * (ago % 3), case when ago = 20 then 40 else 0.2 end"
+        " from orgs, generate_series(3, 40) ago where slug = 'default'"
+    )
+    await page.reload()
+    await expect(signals).to_contain_text(re.compile("No trigger has been there for [34] minutes"))
+    await plane.sql(
+        "insert into signal_minutes select org_id, date_trunc('minute', tp_now()) - ago * interval '1 minute',"
+        " 600, 60, 1.5 from orgs, generate_series(0, 2) ago where slug = 'default'"
+    )
+    await page.reload()
+    await expect(signals).to_contain_text("signals a second")
+    await expect(signals).to_contain_text("1.5 s behind the topic")
+    await expect(signals).not_to_contain_text("No trigger")
+    await expect(signals.get_by_role("img")).to_have_count(2)
     pipelines = page.get_by_role("region", name="Pipelines")
     await expect(pipelines).to_contain_text("bullish BREAKOUT from 80 % on AAPL, MSFT")
     await expect(page.get_by_text("8 launches in the last hour, 1 failed, 0 running")).to_be_visible()

@@ -198,6 +198,7 @@ def uses(folder: Path) -> dict[str, list[Callable[[Client], Any]]]:
         "pipelines.create": [lambda c: c.pipelines.create(pipeline)],
         "pipelines.change": [lambda c: c.pipelines.change(ID, change)],
         "pipelines.delete": [lambda c: c.pipelines.delete(ID)],
+        "pipelines.signals": [lambda c: c.pipelines.signals()],
         "scanner_lists.all": [lambda c: c.scanner_lists.all()],
         "scanner_lists.set": [lambda c: c.scanner_lists.set("tech", ["AAPL"])],
         "scanner_lists.delete": [lambda c: c.scanner_lists.delete("tech")],

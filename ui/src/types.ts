@@ -850,6 +850,20 @@ export interface ExecutionsResponse {
   executions: ExecutionView[]
 }
 
+export interface SignalMinuteView {
+  at: string
+  seconds: number
+  has_trigger?: boolean
+  signals?: number
+  matches?: number
+  lag_seconds?: number
+}
+
+export interface SignalsResponse {
+  minutes: SignalMinuteView[]
+  is_limited?: boolean
+}
+
 export interface DerivedColumn {
   dataset: string
   column: string

@@ -17,6 +17,7 @@ from traceplane.wire.pipelines import (
     ScannerListRequest,
     ScannerListsResponse,
     ScannerListView,
+    SignalsResponse,
     Status,
     UserLimitRequest,
     UserLimitsResponse,
@@ -72,6 +73,10 @@ class Pipelines:
 
     def delete(self, pipeline_id: UUID | str) -> PipelineView:
         return self._connection.ask("DELETE", _pipeline(pipeline_id), PipelineView)
+
+    def signals(self) -> SignalsResponse:
+        """What pipelines made of the signals of the last hour, by the minute, and how late the trigger is."""
+        return self._connection.ask("GET", "/api/v1/signals", SignalsResponse)
 
 
 class ScannerLists:

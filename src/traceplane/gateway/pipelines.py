@@ -22,7 +22,7 @@ from traceplane.model.counted import counted
 from traceplane.model.hidden_values import HiddenValues
 from traceplane.model.json_object import JsonObject
 from traceplane.model.pipeline_rules import parse_rules
-from traceplane.postgres import executions, pipelines, task_views
+from traceplane.postgres import executions, pipelines, signal_minutes, task_views
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.executions import ListedExecution
 from traceplane.postgres.pipelines import ListedPipeline, Pipeline, ScannerList
@@ -41,6 +41,8 @@ from traceplane.wire.pipelines import (
     ScannerListRequest,
     ScannerListsResponse,
     ScannerListView,
+    SignalMinuteView,
+    SignalsResponse,
     Subscription,
     UserLimitRequest,
     UserLimitsResponse,
@@ -80,6 +82,8 @@ class PipelineApi:
             Route("GET", run, None, ExecutionView, self.execution, READER, "One execution."),
             Route("PATCH", run, ExecutionChange, ExecutionView, self.move, WRITER,
                   "Claim or end an execution that Celery runs."),
+            Route("GET", "/api/v1/signals", None, SignalsResponse, self.signals, READER,
+                  "Signals, matches and lag of the trigger, by the minute, in the last hour."),
         ]  # fmt: skip
 
     # Pipelines -------------------------------------------------------------------------------------
@@ -217,6 +221,18 @@ class PipelineApi:
         if change.status != "RUNNING":
             telemetry.count("executions_finished_total", status=change.status)
         return view
+
+    # Signals ---------------------------------------------------------------------------------------
+
+    async def signals(self, call: Call[None]) -> SignalsResponse:
+        async with call.principal.database.transaction() as tx:
+            # Counts of all pipelines would tell of those whose jobs are hidden. The lag is the trigger's own.
+            is_limited = bool((await access_of(tx, call.principal.org, call.principal)).hidden)
+            minutes = await signal_minutes.latest(tx, call.principal.org)
+        views = [SignalMinuteView(**asdict(minute)) for minute in minutes]
+        if is_limited:
+            views = [msgspec.structs.replace(view, signals=None, matches=None) for view in views]
+        return SignalsResponse(views, is_limited)
 
 
 async def _checked(tx: Transaction, caller: Caller, user_id: str, request: PipelineRequest) -> Pipeline:

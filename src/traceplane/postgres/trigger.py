@@ -17,6 +17,7 @@ CHANNEL = "traceplane_pipelines"
 @dataclass(frozen=True, slots=True)
 class StoredPipeline:
     pipeline_id: UUID
+    org_id: UUID
     tickers: Sequence[str]
     subscriptions: Any
     rules: Any
@@ -68,7 +69,10 @@ async def changed_pipelines(tx: Transaction, since: int) -> tuple[int, Sequence[
 
 async def pipelines(tx: Transaction, pipeline_ids: Sequence[UUID]) -> list[StoredPipeline]:
     return [
-        StoredPipeline(r["pipeline_id"], r["tickers"] or (), r["signal_subscriptions"], r["rules"], r["live"])
+        StoredPipeline(
+            *(r["pipeline_id"], r["org_id"], r["tickers"] or ()),
+            *(r["signal_subscriptions"], r["rules"], r["live"]),
+        )
         for r in await tx.rows(_SQL["pipelines"], pipeline_ids)
     ]
 

@@ -3,6 +3,7 @@
     cache     pipelines in memory, kept up to date
     consumer  batches of signals: read, matched and written
     doctor    why pipelines are not triggered
+    figures   counts of signals and matches for each organization, by the minute
     main      the trigger process, wired by hand
     matching  which pipelines match a batch of signals: pure, on arrays, without a database
     messages  decodes published signals and says why a message is rejected

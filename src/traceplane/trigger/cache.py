@@ -92,7 +92,7 @@ def _watch(pipeline: trigger.StoredPipeline) -> Watch | None:
     except (msgspec.ValidationError, ValueError) as error:
         _leave_out(pipeline.pipeline_id, str(error))
         return None
-    return Watch(pipeline.tickers, filters, rules)
+    return Watch(pipeline.org_id, pipeline.tickers, filters, rules)
 
 
 def _leave_out(pipeline_id: UUID, why: str) -> None:

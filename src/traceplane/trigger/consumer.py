@@ -21,7 +21,8 @@ from traceplane.postgres.database import Database
 from traceplane.runtime.process import describe
 from traceplane.runtime.retrying import happens, pauses, retrying
 from traceplane.trigger.cache import PipelineCache
-from traceplane.trigger.matching import Index, Pairs, all_pairs, match, matched_tickers
+from traceplane.trigger.figures import SignalFigures
+from traceplane.trigger.matching import Index, OrgCounts, Pairs, all_pairs, match, matched_tickers
 from traceplane.trigger.messages import Signal, as_stored, decode
 from traceplane.trigger.rules import Custom, Judge
 
@@ -56,6 +57,7 @@ class Batch:
     ruled: Sequence[tuple[int, int]]
     """The (pipeline, signal) pairs that passed the rules of the pipeline."""
     matched: Matched
+    of_orgs: Mapping[UUID, OrgCounts]
     usable: int
     oldest_ms: int | None
     lag: int
@@ -102,6 +104,7 @@ class Consumer:
         self,
         database: Database,
         cache: PipelineCache,
+        figures: SignalFigures,
         make_source: Callable[[Offsets], SignalSource],
         *,
         group: str,
@@ -112,6 +115,7 @@ class Consumer:
     ) -> None:
         self._database = database
         self._cache = cache
+        self._figures = figures
         self._make_source = make_source
         self._group = group
         self._topic = topic
@@ -146,6 +150,8 @@ class Consumer:
         try:
             while not stop.is_set():
                 batch = await upcoming
+                if batch is None and source.partitions():
+                    self._figures.add({}, lag_seconds=0.0)
                 self._settled.clear()
                 upcoming = self._start_reading(source)
                 counts = batch is None or await self._write(batch, stop)
@@ -191,6 +197,7 @@ class Consumer:
             index=index,
             ruled=ruled,
             matched=_matched_of(index, polled.payloads, signals, pairs),
+            of_orgs=matches.of_orgs,
             usable=len(signals) - len(refused),
             oldest_ms=polled.oldest_ms,
             lag=source.lag(),
@@ -306,6 +313,7 @@ class Consumer:
         lag_ms = max(0.0, time.time() * 1000 - batch.oldest_ms) if batch.oldest_ms is not None else 0.0
         telemetry.gauge("kafka_consumer_lag", lag_ms)
         telemetry.gauge("kafka_consumer_lag_messages", batch.lag)
+        self._figures.add(batch.of_orgs, lag_seconds=lag_ms / 1000 if batch.oldest_ms is not None else None)
         self._report.add(
             lag_ms=lag_ms,
             batch_size=batch.usable,

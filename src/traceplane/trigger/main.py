@@ -19,6 +19,7 @@ from traceplane.secrets.own_settings import with_secrets
 from traceplane.settings import Settings
 from traceplane.trigger.cache import PipelineCache
 from traceplane.trigger.consumer import Consumer
+from traceplane.trigger.figures import WRITTEN_EVERY_SECONDS, SignalFigures
 from traceplane.trigger.rules import custom_rules
 
 _CONNECTIONS = 3
@@ -34,9 +35,11 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
     settings = await with_secrets(settings, database, MasterKeyFile(settings.master_key_path).keys)
     cache = PipelineCache(database, interval=batching.cache_refresh_seconds)
     changed = asyncio.Event()
+    figures = SignalFigures(database, cache)
     consumer = Consumer(
         database,
         cache,
+        figures,
         lambda offsets: _source(settings, offsets),
         group=settings.kafka_consumer_group,
         topic=settings.kafka_signal_topic,
@@ -65,6 +68,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
             listener=database.listen([trigger.CHANNEL], lambda *_: changed.set(), stop),
             presence=Presence(database, "trigger").run(stop),
             consumer=consumer.run(stop),
+            figures=run_loop("figures", figures.run_once, interval=WRITTEN_EVERY_SECONDS, stop=stop),
         )
     finally:
         await database.close()

@@ -38,8 +38,9 @@ class SignalFilter:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What launches a pipeline; without subscriptions, any signal of its tickers."""
+    """Whose pipeline it is, and what launches it; without subscriptions, any signal of its tickers."""
 
+    org_id: UUID
     tickers: Sequence[str]
     subscriptions: Sequence[SignalFilter] = ()
     rules: Rules = NO_RULES
@@ -109,11 +110,18 @@ class Index:
     live: int
     longest_window: float
     """How many seconds back rules look."""
+    orgs: Sequence[UUID]
+    """Organizations of pipelines, by number."""
+    org_of: Ints
+    """The number of a pipeline's organization, by the number of the pipeline."""
+    watched: NDArray[np.bool_]
+    """For each organization, which tickers its pipelines watch."""
 
     @property
     def nbytes(self) -> int:
         # Measured: a UUID with its number, and an entry in the table of tickers.
         arrays = sum(s.postings.nbytes + s.starts.nbytes for s in (self.plain, self.ruled))
+        arrays += self.org_of.nbytes + self.watched.nbytes
         return arrays + 112 * len(self.pipelines) + 160 * len(self.tickers)
 
 
@@ -123,6 +131,18 @@ class Matches:
 
     pipelines: Ints
     signals: Ints
+    of_orgs: Mapping[UUID, OrgCounts]
+    """For organizations that watch something."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrgCounts:
+    """What an organization may know of a batch that others share: only what its own pipelines make of it."""
+
+    signals: int
+    """Signals on tickers that its pipelines watch."""
+    matches: int
+    """Its pipelines that match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +170,21 @@ def match(
             for pipeline, nth in ruled(pairs):
                 first[pipeline] = min(first[pipeline], nth)
     matched = np.flatnonzero(first < len(signals)).astype(np.int32)
-    return Matches(matched, first[matched])
+    return Matches(matched, first[matched], _of_orgs(index, ticker_signals, matched))
+
+
+def _of_orgs(index: Index, ticker_signals: TickerSignals, matched: Ints) -> dict[UUID, OrgCounts]:
+    matches = np.bincount(index.org_of[matched], minlength=len(index.orgs)).tolist()
+    return {
+        org_id: OrgCounts(_distinct_count(ticker_signals.nth[watched[ticker_signals.ticker]]), count)
+        for org_id, watched, count in zip(index.orgs, index.watched, matches, strict=True)
+        if watched.any()
+    }
+
+
+def _distinct_count(ordered: Ints) -> int:
+    """Without sorting again, which `np.unique` would do for each organization."""
+    return int(len(ordered) > 0) + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
 
 
 def all_pairs(
@@ -268,6 +302,8 @@ class IndexBuilder:
     _numbers: dict[UUID, int] = field(default_factory=dict)
     _pipelines: list[UUID | None] = field(default_factory=list)
     _free: list[int] = field(default_factory=list)
+    _orgs: dict[UUID, int] = field(default_factory=dict)
+    _org_of: list[int] = field(default_factory=list)
     _tickers: dict[str, int] = field(default_factory=dict)
     _signal_types: dict[str, int] = field(default_factory=dict)
     _directions: dict[str, int] = field(default_factory=dict)
@@ -288,6 +324,7 @@ class IndexBuilder:
                     self._pipelines[deleted] = None
                 continue
             number = self._number(key)
+            self._org_of[number] = self._orgs.setdefault(watch.org_id, len(self._orgs))
             if watch.rules:
                 self._rules[number] = watch.rules
             filters = [
@@ -316,6 +353,9 @@ class IndexBuilder:
         bound = np.zeros(len(self._pipelines), np.bool_)
         bound[list(self._rules)] = True
         ruled = bound[postings.pipeline]
+        org_of = np.array(self._org_of, np.int32)
+        watched = np.zeros((len(self._orgs), len(self._tickers)), np.bool_)
+        watched[org_of[postings.pipeline], postings.ticker] = True
         windows = [r.signals_within.seconds for r in self._rules.values() if r.signals_within is not None]
         return Index(
             plain=Shelf.of(postings.where(~ruled), len(self._tickers)),
@@ -327,6 +367,9 @@ class IndexBuilder:
             pipelines=tuple(self._pipelines),
             live=len(self._numbers),
             longest_window=max(windows, default=0.0),
+            orgs=tuple(self._orgs),
+            org_of=org_of,
+            watched=watched,
         )
 
     def _number(self, key: UUID) -> int:
@@ -338,6 +381,7 @@ class IndexBuilder:
             else:
                 number = len(self._pipelines)
                 self._pipelines.append(key)
+                self._org_of.append(0)
             self._numbers[key] = number
         return number
 

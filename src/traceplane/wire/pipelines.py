@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -185,3 +186,27 @@ class ExecutionView(Wire, frozen=True, omit_defaults=False):
 
 class ExecutionsResponse(Wire, frozen=True):
     executions: list[ExecutionView]
+
+
+class SignalMinuteView(Wire, frozen=True):
+    """What the organization's pipelines made of signals within a minute."""
+
+    at: datetime
+    seconds: float
+    """How many of its seconds are over: 60, except in the present minute."""
+    has_trigger: bool = False
+    """Whether a trigger was there; without one, nothing else is set."""
+    signals: int | None = None
+    """Those on tickers that a pipeline watches. Divided by `seconds`, it is their rate."""
+    matches: int | None = None
+    """Pipelines that matched, once per batch of the trigger; each was launched, running or held back."""
+    lag_seconds: float | None = None
+    """The longest from publishing a signal on the topic until it was processed. Unset if nobody knows: the trigger has
+    no partition, or signals come from files."""
+
+
+class SignalsResponse(Wire, frozen=True):
+    minutes: list[SignalMinuteView]
+    """The last 60, up to the present one, oldest first."""
+    is_limited: bool = False
+    """The caller may not see all jobs, so `signals` and `matches`, which are of all pipelines, are left out."""

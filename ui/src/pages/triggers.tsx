@@ -8,7 +8,8 @@ import { count, counted, duration } from '../format'
 import { A, Button, Empty, Loading, Page, Problem, sentence, State, Time, toast } from '../parts'
 import { address, place, setQuery } from '../router'
 import { mayWrite } from '../session'
-import type { ExecutionsResponse, ExecutionView, PipelinesResponse, PipelineView, Subscription } from '../types'
+import type { ExecutionsResponse, ExecutionView, PipelinesResponse, PipelineView, SignalsResponse, Subscription } from '../types'
+import { Signals } from './signals'
 
 const PIPELINES_SHOWN = 200
 const EXECUTIONS_SHOWN = 100
@@ -25,6 +26,7 @@ export function TriggersPage() {
   const chosen = query.get('pipeline') ?? ''
   const pipelines = useData<PipelinesResponse>(withParameters('/api/v1/pipelines', { ...filter, limit: PIPELINES_SHOWN }), () => true)
   const recent = useData<ExecutionsResponse>(withParameters('/api/v1/executions', { limit: RECENT }), () => true)
+  const signals = useData<SignalsResponse>('/api/v1/signals', () => true)
   const executions = useData<ExecutionsResponse>(withParameters('/api/v1/executions', { pipeline_id: chosen, status, limit: EXECUTIONS_SHOWN }), () => true)
   const [more, setMore] = useState<{ of: string; pipelines: PipelineView[]; done: boolean }>({ of: '', pipelines: [], done: false })
   const of = JSON.stringify(filter)
@@ -41,9 +43,11 @@ export function TriggersPage() {
     pipelines.reload()
   }
   const name = shown.find((one) => one.pipeline_id === chosen)?.name
+  const watches = signals.data?.minutes.some((one) => one.has_trigger) || shown.some((one) => one.trigger_mode === 'signal' && one.is_active)
   const filtered = Boolean(filter.trigger_mode || filter.ticker)
   return (
     <Page title="Triggers">
+      {signals.data && watches && <Signals of={signals.data} />}
       {recent.data && recent.data.executions.length > 0 && <Launches of={recent.data.executions} />}
       <div class="filters" role="search">
         <label class="field">

@@ -27,7 +27,7 @@ select array(
 
 -- name: pipelines
 -- What launches these pipelines.
-select p.pipeline_id, coalesce(p.scanner_tickers, l.tickers) as tickers, p.signal_subscriptions, p.rules,
+select p.pipeline_id, p.org_id, coalesce(p.scanner_tickers, l.tickers) as tickers, p.signal_subscriptions, p.rules,
        p.trigger_mode = 'signal' and p.is_active and p.deleted_at is null as live
 from pipelines p left join scanner_lists l using (scanner_list_id)
 where p.pipeline_id = any($1::uuid[])
