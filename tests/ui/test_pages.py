@@ -227,5 +227,8 @@ async def test_health_names_what_needs_somebody(visitor: Visitor) -> None:
     await visitor.world.busy()
     await visitor.go("/health")
     await expect(visitor.page.get_by_role("heading", name="Dead tasks")).to_be_visible()
-    await expect(visitor.page.get_by_text("the model is being trained anew")).to_be_visible()
+    paused = visitor.page.locator("section").filter(
+        has=visitor.page.get_by_role("heading", name="Held and paused")
+    )
+    await expect(paused).to_contain_text("the model is being trained anew")
     await visitor.audit("health")
