@@ -162,7 +162,7 @@ def called() -> Iterator[tuple[str, str]]:
         for block in blocks(path.read_text(), "bash", "sh"):
             for line in block.splitlines():
                 for call in re.findall(r"(?:^|\$\()((?:traceplane|tp) [^)|#]*)", line):
-                    yield name_of(path), re.sub(r"\$\(.*", "", call).strip()
+                    yield name_of(path), re.sub(r"\"?\$\(.*", "", call).strip()
 
 
 @pytest.mark.parametrize(("where", "line"), [*called()])
@@ -177,7 +177,7 @@ def test_shell_blocks_name_commands_and_options_that_exist(where: str, line: str
             _, found, words = command.resolve_command(context, words)
             assert found is not None, f"{where}: {line}"
             command = found
-            known |= {opt for parameter in command.params for opt in parameter.opts}
+            known |= {o for parameter in command.params for o in (*parameter.opts, *parameter.secondary_opts)}
             continue
         words = words[1:]
 

@@ -52,6 +52,8 @@ RUN = {
     "docs/operators/webhook_rows.md": {"yaml": "tests/e2e/test_webhooks.py"},
     "docs/reference/client.md": {"python": COMMANDS},
     "docs/tutorials/chain.md": {"bash yaml python": COMMANDS},
+    "docs/tutorials/operator_package.md": {"bash python": "tests/e2e/test_operator_package_tutorial.py"},
+    "docs/tutorials/signals.md": {"bash sh yaml python": "tests/e2e/test_signals_tutorial.py"},
 }
 """By page and languages, the test that runs the blocks."""
 

@@ -122,6 +122,7 @@ class KafkaSignalSource:
         self._offsets = offsets
         self._positions: dict[int, int] = {}
         self._changed = False
+        self._topic_was_missing = False
         self.generation = 0
         self._producer: Producer | None = None
         self._complained_at: dict[str, float] = {}
@@ -336,7 +337,9 @@ class KafkaSignalSource:
 
     def _beginnings(self) -> dict[int, int]:
         """Where each partition of the topic begins. `latest` is meant for a new group: partitions added later to
-        the topic of an existing group are read from their start."""
+        the topic of an existing group are read from their start, as is a topic that this process has waited for:
+        whoever created it did so by publishing."""
+        latest = self._address.begin_at == "latest" and not self._topic_was_missing
         try:
             described = self._consumer.list_topics(self._address.topic, timeout=30)
             everywhere = list(described.topics[self._address.topic].partitions)
@@ -345,7 +348,7 @@ class KafkaSignalSource:
             for number in everywhere:
                 partition = TopicPartition(self._address.topic, number)
                 low, high = self._consumer.get_watermark_offsets(partition, timeout=30)
-                beginnings[number] = int(high if new and self._address.begin_at == "latest" else low)
+                beginnings[number] = int(high if new and latest else low)
         except KafkaException as error:
             raise self._unavailable(error) from error
         return beginnings
@@ -360,6 +363,8 @@ class KafkaSignalSource:
 
     def _complain(self, error: object) -> None:
         """The client retries by itself and reports that several times a second; one log line a second is enough."""
+        if isinstance(error, KafkaError) and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            self._topic_was_missing = True
         trouble = unavailable(error, self._address)
         if time.monotonic() - self._complained_at.get(trouble.code, 0.0) >= 1.0:
             self._complained_at[trouble.code] = time.monotonic()

@@ -167,7 +167,7 @@ def _consumer(facts: Facts) -> Iterator[Finding]:
     elif not behind:
         yield Finding("ok", "caught_up", f"All signals have been consumed, the last {seconds:.0f} s ago.")
     else:
-        yield Finding("warning", "behind", "Signals are waiting; a trigger is consuming them.")
+        yield Finding("warning", "behind", f"Signals are waiting; one was consumed {seconds:.0f} s ago.")
 
 
 def _pipelines(facts: Facts) -> Iterator[Finding]:
