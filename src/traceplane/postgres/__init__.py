@@ -45,6 +45,7 @@ rights              which datasets have roles, and which jobs they concern
 scopes              what a `scopes` job or an aggregator knows: told positions, and its scopes
 secrets             secrets as they are stored: sealed, with who may use and set them
 sign_in             identity providers, the people who sign in with them, and the sessions of their browsers
+signal_minutes      what the pipelines of an organization make of signals, by minute, and how far the trigger is behind
 source_files        file sources: which are due, the files that were there, and what has changed
 table_statistics    fresh statistics for the planner
 task_attempts       how attempts ended that did not complete
