@@ -68,6 +68,12 @@ async def test_an_event_is_followed_through_everything_it_caused(visitor: Visito
     await expect(page.get_by_role("heading", name="How it went")).to_be_visible()
     await page.get_by_role("link", name="Everything it caused").click()
     await expect(page.get_by_role("treeitem", name="Event shop.clean_orders 7")).to_be_visible()
+    # What the dispatcher found for a job is told in words, and has no page that it could lead to.
+    await visitor.go("/tasks?dag=shop&job=enrich")
+    await page.locator("tbody tr").first.get_by_role("link").first.click()
+    fed = page.locator("section", has=page.get_by_role("heading", name="What fed it"))
+    await expect(fed.get_by_text("scopes of shop.enrich").first).to_be_visible()
+    await expect(fed.get_by_role("link", name="#scopes")).to_have_count(0)
     await visitor.go("/events/999999")
     await expect(page.get_by_role("heading", name="There is no such event or task")).to_be_visible()
     await visitor.audit("effects-unknown")

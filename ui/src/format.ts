@@ -57,3 +57,7 @@ export function exact(at: Date): string {
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone
   return `${dayOf(at)} ${timeOfDay(at)}.${String(at.getMilliseconds()).padStart(3, '0')} (${zone})\n${at.toISOString()}`
 }
+
+/** Whether the dispatcher keeps a dataset for a job: `shop.enrich#scopes` says which scopes it has found for it. */
+export const isKept = (dataset: string): boolean => dataset.includes('#')
+export const nameOfDataset = (dataset: string): string => dataset.replace(/^(.+)#(.+)$/, '$2 of $1')

@@ -3,9 +3,9 @@ import { signal } from '@preact/signals'
 import type { ComponentChildren, JSX } from 'preact'
 import { useEffect, useState } from 'preact/hooks'
 import type { ApiError } from './api'
-import { ago, exact } from './format'
+import { ago, exact, isKept, nameOfDataset } from './format'
 import { Icon, type IconName } from './icons'
-import { go } from './router'
+import { address, go } from './router'
 
 type LinkProps = JSX.IntrinsicElements['a'] & { href: string }
 
@@ -17,6 +17,11 @@ export function A({ href, onClick, ...rest }: LinkProps) {
     go(href)
   }
   return <a href={href} onClick={follow} {...rest} />
+}
+
+/** A link to a dataset. One that the dispatcher keeps for a job (`shop.enrich#scopes`) has no page. */
+export function DatasetName({ of }: { of: string }) {
+  return isKept(of) ? <span class="muted">{nameOfDataset(of)}</span> : <A href={address.dataset(of)}>{of}</A>
 }
 
 type ButtonProps = JSX.IntrinsicElements['button'] & { icon?: IconName; look?: 'plain' | 'primary' | 'danger' | 'ghost' }

@@ -4,10 +4,10 @@ import { attempt } from '../actions'
 import { get, withParameters } from '../api'
 import { useData } from '../data'
 import { FilterInput } from '../fields'
-import { brief, bytes, count, counted, duration } from '../format'
+import { brief, bytes, count, counted, duration, isKept, nameOfDataset } from '../format'
 import { Icon, type IconName } from '../icons'
 import { concernsJob } from '../live'
-import { A, Button, Copy, Empty, Loading, Page, Problem, State, Time } from '../parts'
+import { A, Button, Copy, DatasetName, Empty, Loading, Page, Problem, State, Time } from '../parts'
 import { address, go, place, setQuery } from '../router'
 import type { CatalogResponse, Effect, EffectsResponse, EventList, EventView } from '../types'
 
@@ -109,14 +109,14 @@ function Row({ event }: { event: EventView }) {
   return (
     <tr>
       <td><A class="strong" href={address.event(String(event.event_id))}>{event.event_id}</A></td>
-      <td><A href={address.dataset(event.dataset)}>{event.dataset}</A></td>
+      <td><DatasetName of={event.dataset} /></td>
       <td>{event.scope}<Tags of={event} /></td>
       <td><Time at={event.created_at} /></td>
       <td>
         {event.task_id ? (
           <><A href={address.task(event.task_id)}>{event.job}</A> <span class="muted">{event.dag}</span></>
         ) : (
-          <span class="muted">{event.dataset.includes('#') ? 'the dispatcher' : 'a source'}</span>
+          <span class="muted">{isKept(event.dataset) ? 'the dispatcher' : 'a source'}</span>
         )}
       </td>
     </tr>
@@ -193,7 +193,7 @@ export function EffectsPage({ id }: { id: string }) {
     })
   const { event, task } = root.effect
   return (
-    <Page title={event ? <>Event {event.event_id} <span class="muted">{event.dataset} {event.scope}</span></> : <>What {task!.job} <span class="muted">{task!.scope}</span> caused</>}
+    <Page title={event ? <>Event {event.event_id} <span class="muted">{nameOfDataset(event.dataset)} {event.scope}</span></> : <>What {task!.job} <span class="muted">{task!.scope}</span> caused</>}
       side={
         <>
           {event?.task_id && <A class="button" href={address.event(event.task_id)}>From the task that produced it</A>}
@@ -203,7 +203,7 @@ export function EffectsPage({ id }: { id: string }) {
       <div class="crumbs">
         <A href="/events">Events</A>
         <span aria-hidden="true">/</span>
-        {event ? <A href={`/events?${new URLSearchParams({ dataset: event.dataset })}`}>{event.dataset}</A> : <A href={address.tasks({ dag: task!.dag, job: task!.job })}>{task!.job}</A>}
+        {event ? <A href={`/events?${new URLSearchParams({ dataset: event.dataset })}`}>{nameOfDataset(event.dataset)}</A> : <A href={address.tasks({ dag: task!.dag, job: task!.job })}>{task!.job}</A>}
         <span aria-hidden="true">/</span>
         <Copy text={id} />
       </div>
@@ -217,7 +217,7 @@ export function EffectsPage({ id }: { id: string }) {
       {root.below.length === 0 && !root.effect.left_out ? (
         <Empty icon="events" title={event ? 'It has caused nothing yet' : 'It has produced nothing yet'}>
           <p>{event ? 'No job that serves reads this dataset, or the dispatcher has not come to it.' : 'A task produces events when it commits.'}</p>
-          {event && <A class="button" href={address.graph({ at: `dataset:${event.dataset}` })}>Who reads it</A>}
+          {event && !isKept(event.dataset) && <A class="button" href={address.graph({ at: `dataset:${event.dataset}` })}>Who reads it</A>}
         </Empty>
       ) : (
         <Tree root={root} from={tree.from} to={tree.to} closed={closed} toggle={toggle} loadMore={(node) => void loadMore(node)} />
@@ -360,14 +360,14 @@ const indent = (level: number) => Math.min(level - 1, 14) * 18
 
 const linkOf = ({ effect }: Node) => (effect.event ? address.event(String(effect.event.event_id)) : address.task(effect.task!.task_id))
 
-const nameOf = ({ effect }: Node) => (effect.event ? `${effect.event.dataset} ${effect.event.scope}` : `${effect.task!.job} ${effect.task!.scope ?? ''}`)
+const nameOf = ({ effect }: Node) => (effect.event ? `${nameOfDataset(effect.event.dataset)} ${effect.event.scope}` : `${effect.task!.job} ${effect.task!.scope ?? ''}`)
 
 const iconOf = ({ effect }: Node): IconName => (effect.event ? 'events' : 'job')
 
 function spoken(node: Node): string {
   const { event, task, shown_at } = node.effect
   const again = shown_at !== undefined ? ', shown above' : ''
-  if (event) return `Event ${event.dataset} ${event.scope}${again}`
+  if (event) return `Event ${nameOfDataset(event.dataset)} ${event.scope}${again}`
   const rows = (task!.commits ?? []).reduce((sum, one) => sum + one.rows, 0)
   return `Task ${task!.job} ${task!.scope ?? ''}: ${task!.state}${task!.commits?.length ? `, committed ${counted(rows, 'row')}` : ''}${again}`
 }
@@ -378,7 +378,7 @@ function Name({ node }: { node: Node }) {
   if (event)
     return (
       <>
-        <A tabIndex={-1} href={linkOf(node)}>{event.dataset}</A> <span>{event.scope}</span>
+        <A tabIndex={-1} href={linkOf(node)}>{nameOfDataset(event.dataset)}</A> <span>{event.scope}</span>
         <Tags of={event} /> {again}
       </>
     )

@@ -3,7 +3,7 @@ import type { ComponentChildren } from 'preact'
 import { useData } from '../data'
 import { count, counted, duration } from '../format'
 import { type Changed, concernsJob } from '../live'
-import { A, Button, Copy, Empty, Fact, Facts, Loading, Page, Problem, sentence, State, Time } from '../parts'
+import { A, Button, Copy, DatasetName, Empty, Fact, Facts, Loading, Page, Problem, sentence, State, Time } from '../parts'
 import { address } from '../router'
 import { mayWrite } from '../session'
 import type { AttemptView, ExplainResponse, LineageView, TaskDetail, TaskLogs, TaskView } from '../types'
@@ -293,7 +293,7 @@ function Lineage({ of, none, linked }: { of: LineageView[]; none: string; linked
     <ul class="lineage">
       {of.slice(0, 100).map((one) => (
         <li key={one.event_id}>
-          <A href={address.dataset(one.dataset)}>{one.dataset}</A> <A href={address.event(String(one.event_id))} title={`Event ${one.event_id}`}>{one.scope}</A>
+          <DatasetName of={one.dataset} /> <A href={address.event(String(one.event_id))} title={`Event ${one.event_id}`}>{one.scope}</A>
           {one.kind === 'invalidation' && <span class="tag">correction</span>}
           {linked && <A class="small" href={address.task(one.producer_id)}>made by</A>}
         </li>
