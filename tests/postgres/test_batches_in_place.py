@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
 from tests.control_plane import ControlPlane
 from tests.dags import SOURCE, dag, job, source
 from tests.postgres.test_commits import span
+from traceplane.dispatcher.in_process import jobs
+from traceplane.dispatcher.in_process.operator import Work
 from traceplane.errors import Conflict
 from traceplane.postgres import aggregator
 from traceplane.registry import cutover
@@ -277,6 +280,33 @@ async def test_events_that_arrive_during_the_switch_are_each_computed_once(plane
     assert {row["kind"] for row in rows} == {"data"}
     positions = sorted(p for row in rows for p in range(row["range_start"], row["range_end"] + 1))
     assert positions == list(range(60))
+
+
+@pytest.mark.parametrize("rule", [None, "{ size: 2 }", "{ all: true }"])
+async def test_what_a_pass_brings_while_a_deploy_changes_the_rule_is_cut_by_the_new_one(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch, rule: str | None
+) -> None:
+    await plane.deploy(text(None))
+    await switch(plane, "{ size: 5 }")
+    await plane.emit("in", range(3))
+    brought, may_commit = asyncio.Event(), asyncio.Event()
+    original = jobs._OPERATORS["aggregator"]
+
+    async def slowly(*args: Any) -> Work:
+        work = await original(*args)
+        brought.set()
+        await may_commit.wait()
+        return work
+
+    monkeypatch.setitem(jobs._OPERATORS, "aggregator", slowly)
+    passing = asyncio.create_task(plane.meter())
+    await brought.wait()
+    switching = asyncio.create_task(switch(plane, rule))
+    while not await plane.value("select count(*) from pg_locks where not granted"):
+        await asyncio.sleep(0.01)
+    may_commit.set()
+    await asyncio.gather(passing, switching)
+    assert await Tasks(plane).new() == (["0-1"] if rule and "size" in rule else ["0-2"])
 
 
 async def test_what_cannot_keep_its_data_is_refused(plane: ControlPlane) -> None:

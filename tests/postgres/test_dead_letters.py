@@ -432,7 +432,7 @@ async def test_a_refused_value_of_personal_data_is_shown_to_those_who_may_see_it
     assert seen.row.value == "ada@example.com\\0"
     hidden = await letters.show(held, reader)
     assert hidden.row is None
-    assert "ada" not in repr(hidden)
+    assert "ada@" not in repr(hidden), "ids may have an ada of their own"
     assert "ada" not in repr(await letters.listed(reader))
     assert "ada" not in repr(
         await letters.plane.api.tasks.explain(letters.call(None, reader, task_id=str(held.task_id)))

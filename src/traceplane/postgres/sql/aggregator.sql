@@ -207,6 +207,12 @@ select m.dag_version_id, v.job_id, v.priority, v.max_concurrency, v.dispatch_win
     'source_dataset', v.in_place->'config'->'source_dataset', 'each', true))
 from missing m join dag_version_jobs v on v.dag_version_id = $1 and v.job_id = m.job_id
 
+-- name: lock_aggregators
+-- The aggregators of a version, so that what their passes have brought is visible, and none begins.
+select j.job_id from dag_version_jobs v join jobs j using (job_id)
+where v.dag_version_id = $1 and j.runtime = 'dispatcher' and j.operator = any($2::text[])
+order by j.job_id for no key update of j
+
 -- name: cut_anew
 -- Aggregators that a version configures otherwise than they are: what fills is cut by the new rule in their next pass.
 -- Only another time does not change what has begun to fill.
