@@ -11,6 +11,7 @@ import pytest
 
 from tests.control_plane import ControlPlane
 from tests.dags import SOURCE, dag, job, source
+from tests.platform import until
 from tests.postgres.test_commits import span
 from traceplane.dispatcher.in_process import jobs
 from traceplane.dispatcher.in_process.operator import Work
@@ -302,8 +303,8 @@ async def test_what_a_pass_brings_while_a_deploy_changes_the_rule_is_cut_by_the_
     passing = asyncio.create_task(plane.meter())
     await brought.wait()
     switching = asyncio.create_task(switch(plane, rule))
-    while not await plane.value("select count(*) from pg_locks where not granted"):
-        await asyncio.sleep(0.01)
+    waiting = "select count(*) from pg_locks where not granted"
+    await until(lambda: plane.value(waiting), seconds=60, what="a deploy that waits for the pass")
     may_commit.set()
     await asyncio.gather(passing, switching)
     assert await Tasks(plane).new() == (["0-1"] if rule and "size" in rule else ["0-2"])
