@@ -17,7 +17,7 @@ import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tests.seaweedfs import SeaweedFS
 
@@ -44,6 +44,7 @@ class Gate:
         self._open = asyncio.Event()
         self._open.set()
         self._refused = 0
+        self._serving: set[asyncio.Task[Any]] = set()
 
     def stop(self, step: Step, *, after: int = 0) -> None:
         """Stops one upload at that step: the first one `after` so many others."""
@@ -66,33 +67,54 @@ class Gate:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         opened = [writer]
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            head = await reader.readuntil(b"\r\n\r\n")
-            step = self._step_of(head)
-            if step is not None:
-                key = head.split(b" ", 2)[1].decode()
-                pid = await asyncio.to_thread(_process_at, writer.get_extra_info("peername")[1])
-                upload = Upload(key, pid)
-            if step == "asked":
-                await self._hold(upload)
-            try:
-                answers, asks = await asyncio.open_connection("127.0.0.1", self._server.port)
-            except OSError:
-                self._refused += 1
-                raise
-            opened.append(asks)
-            asks.write(head)
-            first = asyncio.create_task(_pass(reader, asks))
+        serving = asyncio.current_task()
+        assert serving is not None
+        self._serving.add(serving)  # the loop knows of a task only weakly once its connection is gone
+        serving.add_done_callback(self._serving.discard)
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                await self._answer(reader, writer, opened)
+        finally:
+            for one in opened:
+                one.close()
+            for one in opened:
+                with contextlib.suppress(OSError):
+                    await one.wait_closed()
+
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened: list[asyncio.StreamWriter]
+    ) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        step = self._step_of(head)
+        if step is not None:
+            key = head.split(b" ", 2)[1].decode()
+            pid = await asyncio.to_thread(_process_at, writer.get_extra_info("peername")[1])
+            upload = Upload(key, pid)
+        if step == "asked":
+            await self._hold(upload)
+        try:
+            answers, asks = await asyncio.open_connection("127.0.0.1", self._server.port)
+        except OSError:
+            self._refused += 1
+            raise
+        opened.append(asks)
+        asks.write(head)
+        there = asyncio.create_task(_pass(reader, asks))
+        try:
             if step == "stored":
                 answer = await answers.read(_HEAD_BYTES)
                 assert b" 200 " in answer.split(b"\r\n", 1)[0], answer
                 await self._hold(upload)
                 writer.write(answer)
-            await asyncio.gather(first, _pass(answers, writer))
-        for one in opened:
-            one.close()
-            with contextlib.suppress(OSError):
-                await one.wait_closed()
+            await asyncio.gather(there, _pass(answers, writer))
+        finally:
+            there.cancel()
+
+    async def end(self) -> None:
+        serving = list(self._serving)
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
 
     def _step_of(self, head: bytes) -> Step | None:
         if self._step is None or not head.startswith(b"PUT ") or b"\r\nif-none-match:" not in head.lower():
@@ -138,3 +160,4 @@ async def gated(server: SeaweedFS) -> AsyncIterator[Gate]:
     finally:
         gate.go_on()
         listening.close()
+        await gate.end()
