@@ -190,11 +190,14 @@ def _bytes_below(folder: Path) -> int:
 @asynccontextmanager
 async def _ours(url: str, cluster: Cluster, endpoint: str, way: str) -> AsyncIterator[Ours]:
     """A platform of its own, with its own part of the bucket."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRACEPLANE_")}
     settings = environment(endpoint) | {"TRACEPLANE_OBJECT_STORE": f"s3://{BUCKET}/{way}"}
     if way == "wrapper":
         del settings["TRACEPLANE_S3_TASK_ROLE"]
     changes = settings | {"TRACEPLANE_SPARK_MASTER": cluster.address, "TRACEPLANE_SPARK_CONF": CORE}
-    with ours_control.environment(settings):
+    with ours_control.environment({}):
+        os.environ.clear()  # of what the other platform has set, which runs already
+        os.environ.update(inherited | settings)
         async with ours_control.stand(url, dag=DAG, rows=ROWS) as made:
             cache = Path(made.environment["TRACEPLANE_HOME"]) / "cache-of-spark"
             changes["TRACEPLANE_OBJECT_CACHE"] = os.fspath(cache)
