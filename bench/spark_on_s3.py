@@ -1,8 +1,9 @@
-"""A Spark job on S3, three ways that take turns on one cluster: executors use the bucket with credentials of the task,
-a script does the same with `s3a`, and files pass through the worker's disk.
+"""A Spark job on S3, three ways that take turns: executors use the bucket with credentials of the task, a script does
+the same with `s3a`, and files pass through the worker's disk.
 
-Each side is an application with one core of a standalone cluster, and the S3 server is a real one. The script reads the
-files of the first side and writes with `DataFrame.write.parquet`, without scheduler, leases or commits.
+Each side has one core: an application on a standalone cluster, but the way through the worker's disk, which needs no
+cluster, a Spark of its own. The S3 server is a real one. The script reads the files of the first side and writes with
+`DataFrame.write.parquet`, without scheduler, leases or commits.
 """
 
 from __future__ import annotations
@@ -194,7 +195,8 @@ async def _ours(url: str, cluster: Cluster, endpoint: str, way: str) -> AsyncIte
     settings = environment(endpoint) | {"TRACEPLANE_OBJECT_STORE": f"s3://{BUCKET}/{way}"}
     if way == "wrapper":
         del settings["TRACEPLANE_S3_TASK_ROLE"]
-    changes = settings | {"TRACEPLANE_SPARK_MASTER": cluster.address, "TRACEPLANE_SPARK_CONF": CORE}
+    master = "local[1]" if way == "wrapper" else cluster.address
+    changes = settings | {"TRACEPLANE_SPARK_MASTER": master, "TRACEPLANE_SPARK_CONF": CORE}
     with ours_control.environment({}):
         os.environ.clear()  # of what the other platform has set, which runs already
         os.environ.update(inherited | settings)
