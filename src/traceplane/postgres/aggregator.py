@@ -257,5 +257,5 @@ async def keep_in_front(tx: Transaction, version_id: UUID) -> None:
 
 async def cut_anew(tx: Transaction, version_id: UUID) -> None:
     """What fills is cut as this version says, which is about to serve."""
-    await tx.rows(_SQL["lock_aggregators"], version_id, catalog.batching())
-    await tx.rows(_SQL["cut_anew"], version_id, catalog.batching())
+    if anew := await tx.rows(_SQL["configured_anew"], version_id, catalog.batching()):
+        await tx.rows(_SQL["cut_anew"], [row["job_id"] for row in anew])

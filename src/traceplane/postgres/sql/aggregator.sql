@@ -207,26 +207,25 @@ select m.dag_version_id, v.job_id, v.priority, v.max_concurrency, v.dispatch_win
     'source_dataset', v.in_place->'config'->'source_dataset', 'each', true))
 from missing m join dag_version_jobs v on v.dag_version_id = $1 and v.job_id = m.job_id
 
--- name: lock_aggregators
--- The aggregators of a version, so that what their passes have brought is visible, and none begins.
+-- name: configured_anew
+-- Aggregators that a version configures otherwise than they are, locked: what their passes have brought is visible, and
+-- none begins. Only another time does not change what has begun to fill.
 select j.job_id from dag_version_jobs v join jobs j using (job_id)
 where v.dag_version_id = $1 and j.runtime = 'dispatcher' and j.operator = any($2::text[])
+  and ((j.definition->'config') - '{every_seconds,max_wait_seconds}'::text[],
+       j.definition->'config' ? 'max_wait_seconds')
+    is distinct from ((v.in_place->'config') - '{every_seconds,max_wait_seconds}'::text[],
+       v.in_place->'config' ? 'max_wait_seconds')
 order by j.job_id for no key update of j
 
 -- name: cut_anew
--- Aggregators that a version configures otherwise than they are: what fills is cut by the new rule in their next pass.
--- Only another time does not change what has begun to fill.
-with changed as materialized (
-  select j.job_id from dag_version_jobs v join jobs j using (job_id)
-  where v.dag_version_id = $1 and j.runtime = 'dispatcher' and j.operator = any($2::text[])
-    and ((j.definition->'config') - '{every_seconds,max_wait_seconds}'::text[],
-         j.definition->'config' ? 'max_wait_seconds')
-      is distinct from ((v.in_place->'config') - '{every_seconds,max_wait_seconds}'::text[],
-         v.in_place->'config' ? 'max_wait_seconds')
-    and exists (select 1 from told_positions t where t.job_id = j.job_id)
+-- What fills in these aggregators is cut by another rule in their next pass.
+with filling as materialized (
+  select job_id from unnest($1::uuid[]) as a (job_id)
+  where exists (select 1 from told_positions t where t.job_id = a.job_id)
 ), gone as (
-  delete from open_batches o using changed c where o.job_id = c.job_id and o.slot > -9223372036854775807
+  delete from open_batches o using filling f where o.job_id = f.job_id and o.slot > -9223372036854775807
 )
 insert into open_batches (job_id, slot, opened_at, due_at, backfill)
-select job_id, -9223372036854775807, tp_now(), tp_now(), false from changed
+select job_id, -9223372036854775807, tp_now(), tp_now(), false from filling
 on conflict (job_id, slot) do nothing
