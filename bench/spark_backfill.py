@@ -1,6 +1,6 @@
-"""Backfill of a simulated chain: blocks, transactions and logs per second, ours and ethereum-etl's.
+"""Backfill of a simulated chain: blocks, transactions and logs per second, ours, ethereum-etl's and cryo's.
 
-Both ask the same server, which has computed all of its blocks before, for the same range, in turns. Ours are tasks
+All ask the same server, which has computed all of its blocks before, for the same range, in turns. Ours are tasks
 of `range_ingest` in a real worker: from the call that asks for the range to the last commit of Parquet files.
 """
 
@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import contender, environments, ours_control, results
+from bench import contender, cryo, environments, ours_control, results
 from bench.peers import measure
 from traceplane.chain.extract import fetch_range
 from traceplane.chain.rpc import RpcClient, RpcSettings
@@ -29,6 +32,7 @@ ROUNDS_BUDGET = 120.0
 TABLES = ("blocks", "transactions", "logs")
 PEER = "ethereum-etl"
 SPARK_PARTS = (1, 2, 4)
+TURN_SECONDS = 180.0
 
 DAG = """
 version: 1
@@ -50,15 +54,19 @@ Progress = Callable[[str], None]
 
 
 def run(database_url: str, progress: Progress) -> list[results.Row]:
-    note, peer = "", None
-    try:
-        peer = environments.prepare(PEER)
-    except environments.PeerUnavailableError as reason:
-        note = f"{PEER} is skipped: {reason}"
-        progress(note)
+    peers = [
+        _Peer(
+            f"{PEER} {environments.pinned_version(PEER)}",
+            5.0,
+            partial(environments.prepare, PEER),
+            _ethereum_etl,
+        ),
+        _Peer(f"{cryo.NAME} {cryo.VERSION}", None, cryo.prepare, _cryo),
+    ]
+    for peer in peers:
+        peer.make_ready(progress)
     blocks = {"blocks": BLOCKS, "transactions_per_block": TRANSACTIONS_PER_BLOCK, "cached_blocks": BLOCKS + 1}
     ours: list[float] = []
-    theirs: list[float] = []
     with serve_in_process_of_its_own(**blocks) as node:
         asyncio.run(_compute_all_blocks(node))
         began = time.monotonic()
@@ -69,46 +77,79 @@ def run(database_url: str, progress: Progress) -> list[results.Row]:
             counts, seconds = asyncio.run(_ours(database_url, node))
             ours.append(sum(counts.values()) / seconds)
             progress(f"backfill, round {number + 1}, Traceplane: {ours[-1]:,.0f} rows/s {counts}")
-            if peer is None or note:
-                continue
-            try:
-                told = contender.measure(
-                    peer,
-                    "bench.peers.ethereum_etl_peer",
-                    "backfill",
-                    {"url": node, "tasks": BLOCKS},
-                    timeout=180,
-                )
-            except contender.ContenderFailedError as reason:
-                note = f"{PEER}: {reason}"
-                progress(note)
-                continue
-            if {name: told[name] for name in TABLES} != counts:
-                note = f"{PEER} counted {told}, and we {counts}"
-                continue
-            theirs.append(sum(counts.values()) / told["seconds"])
-            progress(f"backfill, round {number + 1}, {PEER}: {theirs[-1]:,.0f} rows/s")
+            for peer in peers:
+                peer.take_turn(node, counts, progress)
         in_parts = {}
         for parts in SPARK_PARTS:
             counts, seconds = asyncio.run(_ours(database_url, node, parts))
             in_parts[parts] = sum(counts.values()) / seconds
             progress(f"backfill on Spark, parts: {parts}, Traceplane: {in_parts[parts]:,.0f} rows/s")
-    measured = {"backfill of blocks, transactions and logs": median(ours)}
-    measured |= {f"the same on Spark, parts: {parts}": rate for parts, rate in in_parts.items()}
-    return [
-        results.compare(
+    name = "backfill of blocks, transactions and logs"
+    rows = [peer.beside(name, median(ours)) for peer in peers]
+    return rows + [
+        peers[0].beside(f"the same on Spark, parts: {parts}", rate) for parts, rate in in_parts.items()
+    ]
+
+
+@dataclass
+class _Peer:
+    name: str
+    bar: float | None
+    prepare: Callable[[], Path]
+    backfill: Callable[[Path, str], tuple[dict[str, int], float]]
+    """Rows of each table, and seconds; with what `prepare` returned, and the node's address."""
+    program: Path = Path()
+    rates: list[float] = field(default_factory=list)
+    note: str = ""
+    """Why it is not measured."""
+
+    def make_ready(self, progress: Progress) -> None:
+        try:
+            self.program = self.prepare()
+        except environments.PeerUnavailableError as reason:
+            self.note = f"{self.name} is skipped: {reason}"
+            progress(self.note)
+
+    def take_turn(self, node: str, counts: dict[str, int], progress: Progress) -> None:
+        if self.note:
+            return
+        try:
+            told, seconds = self.backfill(self.program, node)
+        except contender.ContenderFailedError as reason:
+            self.note = f"{self.name}: {reason}"
+            progress(self.note)
+            return
+        if told != counts:
+            self.note = f"{self.name} counted {told}, and we {counts}"
+            progress(self.note)
+            return
+        self.rates.append(sum(counts.values()) / seconds)
+        progress(f"backfill, {self.name}: {self.rates[-1]:,.0f} rows/s")
+
+    def beside(self, name: str, rate: float) -> results.Row:
+        return results.compare(
             suite="spark",
             name=name,
             unit="rows/s",
             better="higher",
             ours=rate,
-            peer=f"{PEER} {environments.pinned_version(PEER)}",
-            theirs=median(theirs) if theirs and not note else None,
-            bar=5.0,
-            note=note,
+            peer=self.name,
+            theirs=median(self.rates) if self.rates and not self.note else None,
+            bar=self.bar,
+            note=self.note,
         )
-        for name, rate in measured.items()
-    ]
+
+
+def _ethereum_etl(python: Path, node: str) -> tuple[dict[str, int], float]:
+    options = {"url": node, "tasks": BLOCKS}
+    told = contender.measure(
+        python, "bench.peers.ethereum_etl_peer", "backfill", options, timeout=TURN_SECONDS
+    )
+    return {name: told[name] for name in TABLES}, told["seconds"]
+
+
+def _cryo(binary: Path, node: str) -> tuple[dict[str, int], float]:
+    return cryo.backfill(binary, node, BLOCKS, TURN_SECONDS)
 
 
 async def _compute_all_blocks(node: str) -> None:

@@ -88,6 +88,7 @@ NOT_CODES = {
     "postgresql.conf",
     "service.name",
     "service.namespace",
+    "spark.master",
     "worker.complete",
     "worker.settle",
     "task.attempt",

@@ -303,18 +303,20 @@ class OperatorTask:
             raise
         self.add_file(name, path)
 
-    def add_file(self, name: str, path: Path) -> None:
-        """Add a Parquet file that is already in an output's folder."""
+    def add_file(self, name: str, path: Path) -> int:
+        """Add a Parquet file that is already in an output's folder; returns its number of rows."""
         import pyarrow.parquet as parquet
 
         self._output(name)
         parquet_file = parquet.ParquetFile(path)
+        rows: int = parquet_file.metadata.num_rows
         if not parquet_file.schema_arrow.names:
             path.unlink()  # no engine can open a file without columns
-            return
+            return rows
         facts = parquet_facts.statistics(parquet_file.metadata)
-        file = WrittenFile(path.name, parquet_file.metadata.num_rows, os.stat(path).st_size, facts)
+        file = WrittenFile(path.name, rows, os.stat(path).st_size, facts)
         self.count_in(name, parquet_file.schema_arrow, file)
+        return rows
 
     def count_in(self, name: str, schema: pa.Schema, file: WrittenFile) -> None:
         """Add a Parquet file that is wherever its description says."""

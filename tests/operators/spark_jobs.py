@@ -56,6 +56,15 @@ def slowly(batches, seconds: float):
     yield from batches
 
 
+def as_they_are(numbers: DataFrame) -> DataFrame:
+    return numbers
+
+
+def beside_its_input(numbers: DataFrame, spark) -> DataFrame:
+    """Rows that come from no file."""
+    return spark.range(100).withColumnRenamed("id", "n")
+
+
 def for_a_long_time(numbers: DataFrame, config) -> DataFrame:
     """Reads, and reads and writes again when a while has passed."""
     assert numbers.count() == 100

@@ -42,14 +42,25 @@ class Cluster:
     def restart_worker(self, number: int) -> None:
         self.workers[number] = self._start_worker(self._users[1:][number])
 
+    def replace_worker(self, number: int, user: str | None = None, without: Path | None = None) -> None:
+        """By one of another user, or by one that has another folder there, as another machine would."""
+        self.kill_worker(number)
+        self.workers[number] = self._start_worker(user, without)
+
     def close(self) -> None:
         for process in self._running:
             _kill(process)
 
-    def _start_worker(self, user: str | None) -> subprocess.Popen[bytes]:
-        return self._start(user, "worker.Worker", "--cores", "1", "--memory", "1g", self.address)
+    def _start_worker(self, user: str | None, without: Path | None = None) -> subprocess.Popen[bytes]:
+        first: tuple[str, ...] = ()
+        if without is not None:
+            first = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{without}" && exec "$@"', "sh")
+        role = ("worker.Worker", "--cores", "1", "--memory", "1g", self.address)
+        return self._start(user, *role, first=first)
 
-    def _start(self, user: str | None, role: str, *words: str) -> subprocess.Popen[bytes]:
+    def _start(
+        self, user: str | None, role: str, *words: str, first: tuple[str, ...] = ()
+    ) -> subprocess.Popen[bytes]:
         home, own = Path(pyspark.__file__).parent, self._folder / (user or "everybody")
         ids: dict[str, Any] = {}
         if user is not None:
@@ -63,6 +74,7 @@ class Cluster:
         with (self._folder / f"{role}-{user}.log").open("ab") as log:
             process = subprocess.Popen(
                 [
+                    *first,
                     *(str(self._java.executable), "-Xmx256m", *quick, *self._java.options),
                     *("-cp", f"{home / 'jars'}/*", f"org.apache.spark.deploy.{role}"),
                     *("--host", "127.0.0.1", "--webui-port", "0", *words),

@@ -72,3 +72,56 @@ async def test_jobs_survive_the_loss_of_an_executor_and_of_a_worker_of_the_clust
                     assert set(await platform.settled(seconds=PATIENCE)) == {"completed"}, victim
                 assert sorted(row["n"] for row in await spark.rows("far.out")) == list(range(100, 300))
     drop_database(postgres_server, "spark_cluster")
+
+
+async def error_of(platform: Platform, name: str) -> str:
+    assert "dead" in await platform.settled(seconds=PATIENCE)
+    (row,) = await platform.sql(
+        "select t.error->>'code' as code, t.error->>'message' as message from tasks t join jobs j using (job_id)"
+        " where j.name = $1",
+        name,
+    )
+    assert row["code"] == "operator.output_not_stored", row["message"]
+    return str(row["message"])
+
+
+@pytest.mark.timeout(600)
+async def test_executors_write_what_is_large_into_the_workers_folder_and_are_told_if_they_cannot(
+    postgres_server: EmbeddedPostgres, template_database: str
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("executors of another user and with another folder: only root can start them")
+    url = create_database(postgres_server, "spark_large", template=template_database)
+    with tempfile.TemporaryDirectory(prefix="cluster-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        with standalone(folder, (None, None)) as cluster:
+            settings = {"TRACEPLANE_SPARK_MASTER": cluster.address}
+            async with Platform.start(url, folder / "home", environment=settings) as platform:
+                await platform.add("spark-1", "worker", "--runtime", "spark").start()
+                spark = SparkPlatform(platform)
+                jobs = [
+                    job(dag_, "out", f'{{entrypoint: "spark_jobs:{function}"}}', more="max_attempts: 1")
+                    for dag_, function in (
+                        ("same", "as_they_are"),
+                        ("other", "as_they_are"),
+                        ("apart", "beside_its_input"),
+                    )
+                ]
+                for dag_, made in zip(("same", "other", "apart"), jobs, strict=True):
+                    await platform.deploy(dag(dag_, made, entrypoint="spark_jobs:bulky"))
+                await platform.emit("same.in", [1])
+                assert set(await platform.settled(seconds=PATIENCE)) == {"completed"}
+                assert len(await spark.rows("same.out")) == 100
+
+                cluster.replace_worker(0, user="daemon")
+                await platform.emit("other.in", [1])
+                assert "it runs as another user than the worker" in await error_of(platform, "other-out")
+
+                cluster.replace_worker(0, without=folder / "home" / "objects")
+                await platform.emit("apart.in", [1])
+                assert "100 rows of output 'out', and 0 of them are in" in await error_of(
+                    platform, "apart-out"
+                )
+                assert await spark.rows("apart.out") == []
+    drop_database(postgres_server, "spark_large")

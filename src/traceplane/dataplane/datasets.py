@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, functions
+from pyspark.sql import Column, DataFrame, Observation, functions
 from pyspark.sql.connect.readwriter import DataFrameReader
 from pyspark.sql.connect.session import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema, to_arrow_type
@@ -265,13 +266,35 @@ def _arrow_batches(frame: DataFrame) -> Iterator[Any]:
 
 def _write_by_spark(task: OperatorTask, name: str, frame: DataFrame, files: int) -> None:
     """As few files as possible of a good size, estimated from the input bytes."""
-    folder = task.outputs[name].folder
-    frame.coalesce(files).write.mode("append").parquet(str(folder))
-    for path in sorted(Path(folder).iterdir()):
+    folder = Path(task.outputs[name].folder)
+    frame = frame.coalesce(files)
+    written = None
+    if not _runs_here(frame):
+        written = Observation()
+        frame = frame.observe(written, functions.count(functions.lit(1)).alias("rows"))
+    frame.write.mode("append").parquet(str(folder))
+    found = 0
+    for path in sorted(folder.iterdir()):
         if path.suffix == ".parquet":
-            task.add_file(name, path)
+            found += task.add_file(name, path)
+        elif path.is_dir():
+            shutil.rmtree(
+                path, ignore_errors=True
+            )  # what executors of another user left; the wrapper removes the rest
         else:
             path.unlink()  # a checksum file; sealed files need none
+    if written is not None and found != (rows := written.get["rows"]):
+        raise OperatorError(
+            "operator.output_not_stored",
+            f"executors wrote {rows} rows of output {name!r}, and {found} of them are in {folder}: a machine of the "
+            "cluster does not have that folder of the worker",
+        )
+
+
+def _runs_here(frame: DataFrame) -> bool:
+    """Whether Spark computes on this machine, so that there is one folder of that name."""
+    remote: Any = frame.sparkSession
+    return str(remote.conf.get("spark.master", "")).startswith("local")
 
 
 def as_frames(task: OperatorTask, returned: Any) -> Mapping[str, Any]:

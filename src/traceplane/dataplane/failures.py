@@ -18,6 +18,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _UNREADABLE = re.compile(r"(?:FAILED_READ_FILE|CANNOT_READ_FILE_FOOTER|is not a Parquet file)")
 _FILE = re.compile(r"file:/*(/\S+?\.parquet)")
 _NOT_STORED = re.compile(r"TRACEPLANE_NOT_STORED ([^\n]+)")
+_NOT_WRITABLE = re.compile(r"IOException: Mkdirs failed to create file:/*(/\S+?)/_temporary/")
 _EXPIRED = re.compile(r"\bs3a://.*(?:ExpiredToken|InvalidAccessKeyId|token has expired)", re.DOTALL)
 _QUERY_LINE = re.compile(r"\bline (\d+),? pos(?:ition)? \d+")
 _UNFIT = re.compile(rf"{DOES_NOT_FIT}(.+ as the dataset declares it)", re.DOTALL)
@@ -38,6 +39,12 @@ def explained(
     if not_stored := _NOT_STORED.search(message):
         return OperatorError(
             "operator.output_not_stored", f"an executor could not store a file of the output: {not_stored[1]}"
+        )
+    if not_writable := _NOT_WRITABLE.search(message):
+        return OperatorError(
+            "operator.output_not_stored",
+            f"an executor may not write into the worker's folder {not_writable[1]}: it runs as another user than the "
+            "worker",
         )
     if _EXPIRED.search(message):
         return OperatorError(

@@ -101,7 +101,10 @@ _CODE = {
     "operator.input_unknown": "use one of those named",
     "operator.output_unknown": "use one of those named",
     "operator.credentials_expired": "if that happens again, set `s3_renewal_address`, or raise `s3_task_seconds`",
-    "operator.output_not_stored": "check the role and the endpoint",
+    "operator.output_not_stored": (
+        "in S3, check the role and the endpoint; in a folder, let executors have it under the same path, as the "
+        "worker's user"
+    ),
     "operator.input_elsewhere": "use the DataFrame that the function receives",
     "operator.raised": "correct the code, then `traceplane retry`",
     "operator.result_invalid": "return rows, or a mapping from output name to rows",

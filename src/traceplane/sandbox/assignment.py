@@ -54,6 +54,8 @@ class UsedSpark:
     port: int
     uid: int | None
     """The server's user; None: the wrapper's own user."""
+    on_cluster: bool = False
+    """Its executors write too, on other machines, as the wrapper's own user."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -157,6 +157,8 @@ class TaskFolders:
         self._owners = {os.geteuid() if uid is None else uid}
         if self._spark_uid is not None:
             self._owners.add(self._spark_uid)
+        if spark is not None and spark.on_cluster:
+            self._owners.add(os.geteuid())
 
     @property
     def for_child(self) -> dict[str, Path]:

@@ -45,6 +45,11 @@ class SparkSettings:
     uid_range: tuple[int, int] = UID_RANGE
     disabled_layers: frozenset[str] = frozenset()
 
+    @property
+    def on_cluster(self) -> bool:
+        """Whether executors are other processes, of which this machine knows nothing."""
+        return not self.master.startswith("local")
+
 
 POOLS = """<?xml version="1.0"?>
 <allocations><pool name="default">
@@ -129,7 +134,7 @@ def java_command(settings: SparkSettings, java: Java, pools: Path, classes: Sequ
         **(_bucket_conf() if settings.jars else {}),
         **dict(settings.conf),
     }
-    if settings.master.startswith("local"):  # a cluster has its own limits
+    if not settings.on_cluster:  # which has its own limits
         conf["spark.executor.pyspark.memory"] = f"{_PYTHON_MEMORY_MB}m"
     jars = [spark_home() / "jars" / "*", *settings.jars]
     options = _JAVA_OPTIONS.format(temp=TEMP_MARK).split()
@@ -143,7 +148,7 @@ def java_command(settings: SparkSettings, java: Java, pools: Path, classes: Sequ
         *(_QUICK_OPTIONS if settings.quick else ()),
         *opens,
         f"-Dspark.master={settings.master}",
-        *(_LOCAL_OPTIONS if settings.master.startswith("local") else ()),
+        *(() if settings.on_cluster else _LOCAL_OPTIONS),
         *(f"-D{key}={value}" for key, value in conf.items()),
         *_jars_option(settings.jars),
         "-cp",

@@ -173,7 +173,7 @@ class SparkServer:
 
     @property
     def used(self) -> UsedSpark:
-        return UsedSpark(self._port, self._uid)
+        return UsedSpark(self._port, self._uid, on_cluster=self._settings.on_cluster)
 
     @property
     def _uid(self) -> int | None:

@@ -113,7 +113,7 @@ class SparkServers:
     ) -> AsyncIterator[Spark]:
         """The running server of this job; kept until the task has finished with it."""
         own = needs.of_server
-        if own.on_cluster and self._settings.master.startswith("local"):
+        if own.on_cluster and not self._settings.on_cluster:
             raise Conflict(
                 "spark.no_cluster",
                 "the job says how many executors it needs, or what they need, and this worker's Spark has none",
