@@ -17,6 +17,7 @@ from typing import Any
 
 from bench import contender, cryo, environments, ours_control, results
 from bench.peers import measure
+from bench.postgres_server import running_postgres
 from traceplane.chain.extract import fetch_range
 from traceplane.chain.rpc import RpcClient, RpcSettings
 from traceplane.chain.simulated.server import serve_in_process_of_its_own
@@ -202,3 +203,8 @@ async def _committed(made: Any) -> dict[str, int]:
     )
     rows = {row["dataset_id"].rpartition(".")[2]: row["rows"] for row in found}
     return {name: rows[name] for name in TABLES}
+
+
+if __name__ == "__main__":
+    with running_postgres() as server:
+        print(results.table(run(server.fresh_database(), lambda text: print(text, flush=True))))

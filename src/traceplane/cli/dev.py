@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,8 @@ from traceplane.wire.scalars import Wire
 Answer = TypeVar("Answer", bound=Wire)
 
 _LOOK_SECONDS = 0.5
+_IDLE_LOOK_SECONDS = 2.0
+"""How often the platform is asked what it does while nothing is known to run."""
 _IS_DAG = re.compile(r"^dag:", re.MULTILINE)
 
 
@@ -99,6 +102,7 @@ class _Session:
         self._shown: set[tuple[UUID, str]] = set()
         self._held: dict[str, str] = {}
         self._worked = False
+        self._looks_at = 0.0
         self._building: dict[str, int] = {}
 
     async def run(self) -> None:
@@ -107,7 +111,9 @@ class _Session:
         try:
             while True:
                 await self._deploy_if_changed()
-                await self._look()
+                if self._worked or self._building or time.monotonic() >= self._looks_at:
+                    await self._look()
+                    self._looks_at = time.monotonic() + _IDLE_LOOK_SECONDS
                 await happens(never, within=_LOOK_SECONDS)
         finally:
             await self._caller.close()
@@ -164,6 +170,7 @@ class _Session:
                 value=str(file),
                 next_step="save it again; it is deployed once it can be read",
             )
+        self._looks_at = 0.0
         if answer.changed:
             say_lines(answer.text)
             state = "is being built beside the one that serves" if answer.building else "serves"
@@ -190,11 +197,9 @@ class _Session:
                 say(str(error), err=True)
             return
         works = bool(status.counts)
-        if self._worked and not works:
+        if not works:
             self._say_what_changed(status)
         self._worked = works
-        if not self._held:
-            self._held = {d.dataset: contents(d) for d in status.datasets}
 
     async def _follow_build(self, dag: str, version: int) -> None:
         query = {"dag": dag, "limit": "10"}
@@ -213,9 +218,10 @@ class _Session:
             say_lines(item, err=True)
 
     def _say_what_changed(self, status: StatusResponse) -> None:
+        """Also if the work was over before it was seen."""
         for d in status.datasets:
             holds = contents(d)
-            if self._held.get(d.dataset) != holds:
+            if self._held.get(d.dataset) != holds and (d.dataset in self._held or self._worked):
                 held = describe(d.coverage) if d.coverage is not None else ""
                 say(f"{d.dataset}: {holds}{held}")
-                self._held[d.dataset] = holds
+            self._held[d.dataset] = holds
