@@ -64,7 +64,8 @@ async def _visit(page: Page, address: str, path: str) -> Visit:
 
     page.on("request", note)
     useful: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-    await page.expose_function("notedAsUseful", useful.set_result)
+    # A function of our own: Playwright notes something on it, which a built-in method does not take.
+    await page.expose_function("notedAsUseful", lambda at: useful.set_result(at))  # noqa: PLW0108
     try:
         await page.add_init_script(_NOTE_WHEN_USEFUL)
         await page.goto(address + path)

@@ -62,6 +62,7 @@ from traceplane.wire.control import (
     ManualEvent,
     ScopeExplanation,
     ScopeQuery,
+    StatusQuery,
     StatusResponse,
     TaskSelection,
 )
@@ -295,7 +296,7 @@ class ControlPlane:
         return await self.api.backfill(self._call(BackfillRequest(dataset, start, end, **fields)))
 
     async def status(self) -> StatusResponse:
-        return await self.api.status_of(self.admin)
+        return await self.api.status_of(self.admin, StatusQuery())
 
     async def explain_scope(self, dataset: str, first: int | str, last: int | str) -> ScopeExplanation:
         query, admin = ScopeQuery(str(first), str(last)), self.admin
@@ -331,8 +332,8 @@ class ControlPlane:
     async def resume(self, dag: str, job: str) -> PauseChange:
         return await self.api.jobs.resume(self._call(JobName(dag, job)))
 
-    def _call(self, body: Any, **path_params: str) -> Call[Any]:
-        return Call(body, path_params, None, self.admin, {}, receive=_nothing_more)
+    def _call(self, body: Any, query: Any = None, **path_params: str) -> Call[Any]:
+        return Call(body, path_params, query, self.admin, {}, receive=_nothing_more)
 
     # What workers do -------------------------------------------------------------------------------
 

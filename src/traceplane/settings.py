@@ -133,6 +133,9 @@ class Settings:
     """A Spark Connect server, `sc://host:port/;use_ssl=true;token=…`, that a worker uses instead of one of its own."""
     spark_remote_ca: Path | None = None
     """Certificates in PEM, of which one has signed that server's; unset: those that the system trusts."""
+    spark_executors_trusted: bool = False
+    """Whether a cluster, or the server of `spark_remote`, may share a folder with the worker. All code that runs there
+    then has the rights of the worker's user over the whole store, and over the worker's machine."""
     spark_ui_url: str | None = None
     """Where Spark's own interface, or its history server, shows an application: a URL with `{application}` in it."""
     spark_memory_mb: int = 1024

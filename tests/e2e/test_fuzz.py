@@ -122,6 +122,7 @@ GATEWAY = [
     "POST /api/v1/delete",
     "GET /api/v1/dags",
     "GET /api/v1/graph",
+    "GET /api/v1/overview",
     "POST /api/v1/backfill",
     "POST /api/v1/events",
     "GET /api/v1/tasks",

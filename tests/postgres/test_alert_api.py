@@ -44,6 +44,7 @@ from traceplane.wire.alerts import (
 from traceplane.wire.channels import ChannelRemovalQuery
 from traceplane.wire.control import TaskSelection
 from traceplane.wire.jobs import PauseRequest
+from traceplane.wire.queries import CatalogQuery
 
 
 async def _nothing() -> dict[str, Any]:
@@ -256,7 +257,10 @@ ELSEWHERE = "version: 1\ndag: watch\njobs: []\n" + DAG[DAG.index("alerts:") :].r
 async def reads(alerts: Alerts, caller: Caller, dataset: str) -> bool:
     """Whether a query may; the catalog says the same."""
     asking = QueryCaller("default", caller.name, str(caller.role), False, caller.roles, caller.datasets)
-    listed = {d.dataset for d in (await alerts.plane.api.datasets(alerts.call(caller))).datasets}
+    listed = {
+        d.dataset
+        for d in (await alerts.plane.api.datasets(alerts.call(caller, query=CatalogQuery()))).datasets
+    }
     async with alerts.admin.database.snapshot() as tx:
         try:
             await QueryDatasets(tx, "default", NOW).read([Relation("tp_d0", dataset)], asking)

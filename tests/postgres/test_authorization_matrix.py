@@ -54,6 +54,7 @@ GATEWAY = {
     "POST /api/v1/delete": ADMIN,
     "GET /api/v1/dags": READER,
     "GET /api/v1/graph": READER,
+    "GET /api/v1/overview": READER,
     "GET /api/v1/changes": READER,
     "GET /api/v1/events": READER,
     "GET /api/v1/events/{event_id}/effects": READER,

@@ -12,6 +12,7 @@ from tests.control_plane import ControlPlane, Held, completed
 from tests.postgres.copy_jobs import APPEND, COPY, commit, held_for, live, readers, with_schema
 from traceplane.cli.coverage import contents
 from traceplane.postgres import commits, pinned, versions
+from traceplane.wire.queries import CatalogQuery
 from traceplane.wire.scalars import Scope
 from traceplane.wire.tasks import EventOut
 
@@ -253,7 +254,9 @@ async def test_a_count_of_rows_that_are_partly_replaced_says_so(plane: ControlPl
     assert not before.at_most
     await commit(plane, 3)
     (after,) = [d for d in (await plane.status()).datasets if d.dataset == "mid"]
-    listed = {d.dataset: d for d in (await plane.api.datasets(plane._call(None))).datasets}
+    listed = {
+        d.dataset: d for d in (await plane.api.datasets(plane._call(None, query=CatalogQuery()))).datasets
+    }
     assert after.at_most
     assert listed["mid"].at_most
     assert "up to" in contents(after)
@@ -263,7 +266,9 @@ async def test_a_source_is_shown_with_its_events(plane: ControlPlane) -> None:
     await plane.deploy(COPY)
     await plane.emit("in", [1, 2, 5, span(10, 19)])
     (view,) = [d for d in (await plane.status()).datasets if d.dataset == "in"]
-    listed = {d.dataset: d for d in (await plane.api.datasets(plane._call(None))).datasets}
+    listed = {
+        d.dataset: d for d in (await plane.api.datasets(plane._call(None, query=CatalogQuery()))).datasets
+    }
     assert (view.events, view.cursor) == (4, 19)
     assert (listed["in"].events, listed["in"].cursor) == (4, 19)
     assert contents(view) == "4 events, the last at 19"

@@ -14,6 +14,7 @@ from traceplane.adapters.object_store_folder import FolderObjectStore
 from traceplane.errors import Conflict, NotFound, TraceplaneError
 from traceplane.registry.garbage import Policy, collect
 from traceplane.wire.deploys import DeletedResponse, DeleteRequest
+from traceplane.wire.queries import CatalogQuery
 
 DAG = SOURCE + job("copy", "in", "mid")
 READER = dag("other", job("read", "mid", "far"))
@@ -45,7 +46,7 @@ async def test_a_deleted_dag_disappears_and_its_names_are_free(plane: ControlPla
         with pytest.raises(NotFound):
             await gone()
     assert (await plane.api.deploys.dags(plane._call(None))).dags == []
-    assert (await plane.api.datasets(plane._call(None))).datasets == []
+    assert (await plane.api.datasets(plane._call(None, query=CatalogQuery()))).datasets == []
     assert (await plane.status()).datasets == []
     renamed = DAG.replace("dag: main", "dag: second")
     await plane.deploy(renamed)

@@ -170,6 +170,7 @@ class ShopWithSecrets:
                 (f"/api/v1/datasets/shop.{name}", None) for name in ("in", "mid", "labels", "model", "result")
             ],
             "GET /api/v1/graph": [("/api/v1/graph", None)],
+            "GET /api/v1/overview": [("/api/v1/overview", None)],
             "GET /api/v1/datasets/{dataset_id}/coverage": [("/api/v1/datasets/shop.mid/coverage", None)],
             "GET /api/v1/datasets/{dataset_id}/explain": [
                 ("/api/v1/datasets/shop.mid/explain?first=0&last=9", None)

@@ -189,6 +189,7 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
     return {
         "GET /api/v1/versions": [("/api/v1/versions?dag=shop", None), (f"/api/v1/versions?dag={MARK}", None)],
         "GET /api/v1/dags": [("/api/v1/dags", None)],
+        "GET /api/v1/overview": [("/api/v1/overview", None)],
         "GET /api/v1/graph": [("/api/v1/graph", None), (f"/api/v1/graph?dag={MARK}", None)],
         "GET /api/v1/webhooks": [("/api/v1/webhooks", None)],
         "GET /api/v1/audit": [("/api/v1/audit", None), ("/api/v1/audit?principal=default-admin", None)],
@@ -244,7 +245,7 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
             ("/api/v1/dead-letters?dag=shop&job=copy&dataset=shop.mid", None),
         ],
         "GET /api/v1/dead-letters/{task_id}": [(f"/api/v1/dead-letters/{two.dead}", None)],
-        "GET /api/v1/datasets": [("/api/v1/datasets", None)],
+        "GET /api/v1/datasets": [("/api/v1/datasets", None), ("/api/v1/datasets?find=mid&limit=1", None)],
         "GET /api/v1/datasets/{dataset_id}": [
             ("/api/v1/datasets/shop.mid", None),
             (f"/api/v1/datasets/{MARK}.in", None),
@@ -258,7 +259,11 @@ def reads(two: Two) -> dict[str, list[tuple[str, Any]]]:
         "GET /api/v1/datasets/{dataset_id}/column-lineage": [
             (f"/api/v1/datasets/{name}/column-lineage?column=n", None) for name in ("shop.mid", f"{MARK}.in")
         ],
-        "GET /api/v1/status": [("/api/v1/status", None)],
+        "GET /api/v1/status": [
+            ("/api/v1/status", None),
+            (f"/api/v1/status?dag={MARK}", None),
+            ("/api/v1/status?dataset=shop.mid&unmet=true", None),
+        ],
         "GET /api/v1/health": [("/api/v1/health", None)],
         "GET /api/v1/datasets/{dataset_id}/history": [
             (f"/api/v1/datasets/{name}/history", None) for name in ("shop.mid", f"{MARK}.in")

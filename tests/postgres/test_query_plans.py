@@ -480,7 +480,7 @@ def test_what_was_done_since_a_task_died_is_found_by_position_for_an_organizatio
 def test_sizes_of_datasets_are_known_without_counting(filled: Filled) -> None:
     generation = filled.value("select generation_id from generation_totals limit 1")
     for plan in (
-        filled.run("commits", "summary", "'default'"),
+        filled.run("commits", "summary", "'default'", "null"),
         filled.run("pinned", "sizes", f"array['{generation}'::uuid]"),
     ):
         assert "generation_totals_pkey" in plan.indexes

@@ -23,6 +23,7 @@ from traceplane.wire.control import (
     EmitRequest,
     ManualEvent,
     ScopeQuery,
+    StatusQuery,
     TaskQuery,
     TaskSelection,
 )
@@ -35,7 +36,7 @@ from traceplane.wire.pipelines import (
     PipelineQuery,
     PipelineRequest,
 )
-from traceplane.wire.queries import QueryTaskRequest
+from traceplane.wire.queries import CatalogQuery, QueryTaskRequest
 
 PAY = """
 version: 1
@@ -209,9 +210,9 @@ async def test_what_a_caller_may_not_read_is_nowhere(people: People) -> None:
         (people.finance, {"open.in", "open.out", "pay.public", "pay.shown", "pay.batches", *HIDDEN}),
         (people.plane.admin, {"open.in", "open.out", "pay.public", "pay.shown", "pay.batches", *HIDDEN}),
     ):
-        catalog = await api.datasets(call(caller))
+        catalog = await api.datasets(call(caller, query=CatalogQuery()))
         assert {d.dataset for d in catalog.datasets} == seen, caller.name
-        status = await api.status_of(caller)
+        status = await api.status_of(caller, StatusQuery())
         assert {d.dataset for d in status.datasets} <= seen
         listed = await api.tasks.listing(call(caller, query=TaskQuery()))
         assert {t.job for t in listed.tasks} == (
@@ -325,7 +326,9 @@ async def test_an_empty_list_leaves_a_dataset_to_admins(people: People, of: str)
     await plane.deploy(closed)
     for caller in (people.reader, people.writer, people.both):
         assert (await refused(read(people, caller, "open.in"))).code == "query.unknown_relation"
-        assert "open.in" not in {d.dataset for d in (await api.datasets(call(caller))).datasets}
+        assert "open.in" not in {
+            d.dataset for d in (await api.datasets(call(caller, query=CatalogQuery()))).datasets
+        }
     await read(people, plane.admin, "open.in")
     shown = await api.dataset(call(plane.admin, dataset_id="open.in"))
     assert (shown.read_roles, shown.write_roles) == ([], [])
@@ -512,7 +515,9 @@ async def test_rights_change_in_place_and_belong_to_the_version_that_serves(peop
     api, call, plane = people.plane.api, people.call, people.plane
 
     async def sees() -> bool:
-        return "pay.salaries" in {d.dataset for d in (await api.datasets(call(people.reader))).datasets}
+        return "pay.salaries" in {
+            d.dataset for d in (await api.datasets(call(people.reader, query=CatalogQuery()))).datasets
+        }
 
     opened = PAY.replace("read_roles: [finance]\n", "", 1)
     plan = await plane.plan(opened)

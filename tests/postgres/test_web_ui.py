@@ -92,6 +92,22 @@ async def test_a_link_signs_in_once_with_the_rights_of_its_token(site: Site, bro
         assert (await site.http.send(token, "GET", "/api/v1/whoami"))[0] == 401
 
 
+async def test_a_browser_stays_signed_in_for_longer_than_its_link(site: Site, browser: Browser) -> None:
+    assert (await browser.enter(await site.link(await site.http.token(Role.ADMIN))))[0] == 200
+    lasts = "select extract(epoch from expires_at - tp_now()) / 3600 as hours from access_tokens where created_by = $1"
+    (row,) = await site.plane.sql(lasts, "sign-in")
+    assert 11.9 < row["hours"] <= 12
+    # A token that ends earlier takes its browsers along.
+    await site.plane.sql("delete from access_tokens where created_by = 'sign-in'")
+    token = await site.http.token(Role.ADMIN, name="short")
+    await site.plane.sql(
+        "update access_tokens set expires_at = tp_now() + interval '1 hour' where name = 'short'"
+    )
+    assert (await browser.enter(await site.link(token)))[0] == 200
+    (row,) = await site.plane.sql(lasts, "sign-in")
+    assert 0.9 < row["hours"] <= 1
+
+
 async def test_two_browsers_with_one_link_are_one_session(site: Site) -> None:
     link = await site.link(await site.http.token(Role.ADMIN))
     async with aiohttp.ClientSession() as http:
@@ -378,3 +394,64 @@ async def test_the_graph_names_edges_holds_and_pauses(site: Site) -> None:
         "storage": "virtual",
         "reads": ["shop.out"],
     }
+
+
+async def test_pages_ask_for_what_they_show_of_many_dags_and_datasets(site: Site) -> None:
+    """What a platform of thousands of datasets would take seconds to tell: each page gets its part, as whole as it was
+    in the answer about all, and none of what its reader may not see."""
+    plane = site.plane
+    await plane.deploy(DAG)
+    await plane.deploy(
+        dag("pay", job("bill", "shop.out", "pay.bills"), job("late", "pay.bills", "pay.late"))
+        + "datasets:\n  pay.bills: {read_roles: [admin], description: What was owed}\n"
+    )
+    await plane.emit("shop.in", range(3))
+    await plane.run_all()
+    admin, reader = [await site.http.token(role) for role in (Role.ADMIN, Role.READER)]
+
+    async def get(token: str, path: str) -> Any:
+        status, text = await site.http.send(token, "GET", f"/api/v1/{path}")
+        assert status == 200, text
+        return json.loads(text)
+
+    shop = {"dag": "shop", "version": 1, "jobs": 2, "datasets": ["shop.in", "shop.out"]}
+    pay = {"dag": "pay", "version": 1, "jobs": 2, "datasets": ["pay.bills", "pay.late"], "reads": ["shop"]}
+    assert (await get(admin, "overview"))["dags"] == [pay, shop]
+    seen = (await get(reader, "overview"))["dags"]
+    assert [one for one in seen if one["dag"] == "shop"] == [shop]
+    assert "pay.bills" not in str(seen)
+
+    whole = {one["dataset"]: one for one in (await get(admin, "status"))["datasets"]}
+    assert set(whole) == {"shop.in", "shop.out", "pay.bills", "pay.late"}
+    for path, names in (
+        ("status?dag=pay", {"shop.out", "pay.bills", "pay.late"}),
+        ("status?dataset=shop.out", {"shop.out"}),
+        ("status?dag=shop&dataset=pay.late", set()),
+        ("status?unmet=true", set()),
+        ("status?dag=nosuch", set()),
+    ):
+        told = {one["dataset"]: one for one in (await get(admin, path))["datasets"]}
+        assert told == {name: whole[name] for name in names}, path
+    assert (await get(reader, "status?dataset=pay.bills"))["datasets"] == []
+
+    assert (await get(admin, "graph?waiting=true")) == {"jobs": [], "datasets": []}
+    await plane.pause("shop", "copy", "later")
+    (waiting,) = (await get(admin, "graph?waiting=true"))["jobs"]
+    assert (waiting["dag"], waiting["job"], waiting["pause"]["reason"]) == ("shop", "copy", "later")
+
+    catalog = (await get(admin, "datasets"))["datasets"]
+    assert [one["dataset"] for one in catalog] == ["pay.bills", "pay.late", "shop.in", "shop.out"]
+    first = await get(admin, "datasets?limit=3")
+    rest = await get(admin, f"datasets?limit=3&after={first['after']}")
+    assert (first["datasets"] + rest["datasets"], rest.get("after")) == (catalog, None)
+    for find, listed in (
+        ("SHOP", ["shop.in", "shop.out"]),
+        ("owed", ["pay.bills"]),
+        ("nothing", []),
+    ):
+        found = (await get(admin, f"datasets?find={find}&limit=10"))["datasets"]
+        assert [one["dataset"] for one in found] == listed
+    # A page is full, whatever its reader may not see.
+    page = await get(reader, "datasets?limit=1")
+    assert [one["dataset"] for one in page["datasets"]] == ["pay.late"]
+    assert (await get(reader, "datasets?find=owed"))["datasets"] == []

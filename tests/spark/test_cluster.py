@@ -52,7 +52,11 @@ async def test_jobs_survive_the_loss_of_an_executor_and_of_a_worker_of_the_clust
         folder = Path(name)
         folder.chmod(0o755)
         with standalone(folder) as cluster:
-            settings = {"TRACEPLANE_SPARK_MASTER": cluster.address, "TRACEPLANE_WORKER_CONCURRENCY": "2"}
+            settings = {
+                "TRACEPLANE_SPARK_MASTER": cluster.address,
+                "TRACEPLANE_SPARK_EXECUTORS_TRUSTED": "true",
+                "TRACEPLANE_WORKER_CONCURRENCY": "2",
+            }
             async with Platform.start(url, folder / "home", environment=settings) as platform:
                 await platform.add("spark-1", "worker", "--runtime", "spark").start()
                 spark = SparkPlatform(platform)
@@ -96,7 +100,10 @@ async def test_executors_write_what_is_large_into_the_workers_folder_and_are_tol
         folder = Path(name)
         folder.chmod(0o755)
         with standalone(folder, (None, None)) as cluster:
-            settings = {"TRACEPLANE_SPARK_MASTER": cluster.address}
+            settings = {
+                "TRACEPLANE_SPARK_MASTER": cluster.address,
+                "TRACEPLANE_SPARK_EXECUTORS_TRUSTED": "true",
+            }
             async with Platform.start(url, folder / "home", environment=settings) as platform:
                 await platform.add("spark-1", "worker", "--runtime", "spark").start()
                 spark = SparkPlatform(platform)

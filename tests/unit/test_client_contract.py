@@ -120,7 +120,7 @@ def uses(folder: Path) -> dict[str, list[Callable[[Client], Any]]]:
         "backfill": [
             lambda c: c.backfill("t.in", 1, 2, only="all", partition_size=5, allow_gaps=True, dry_run=True)
         ],
-        "status": [lambda c: c.status()],
+        "status": [lambda c: c.status(dag="t", dataset="t.d", unmet=True)],
         "health": [lambda c: c.health()],
         "tasks": [lambda c: c.tasks(state="dead", standing="serving", limit=5, **range_)],
         "task": [lambda c: c.task(ID)],
@@ -145,6 +145,7 @@ def uses(folder: Path) -> dict[str, list[Callable[[Client], Any]]]:
         "execution": [lambda c: c.execution(ID).__enter__()],
         "dags.all": [lambda c: c.dags.all()],
         "dags.graph": [lambda c: c.dags.graph(), lambda c: c.dags.graph("t", building=True)],
+        "dags.overview": [lambda c: c.dags.overview()],
         "events.each": [
             lambda c: next(
                 c.events.each(dataset="t.in", kind="data", start=1, end=2, task_id=ID, commit_id=3)
@@ -159,7 +160,7 @@ def uses(folder: Path) -> dict[str, list[Callable[[Client], Any]]]:
         "jobs.pause": [lambda c: c.jobs.pause("t", "j", reason="r")],
         "jobs.resume": [lambda c: c.jobs.resume("t", "j")],
         "jobs.close_batches": [lambda c: c.jobs.close_batches("t", "j")],
-        "datasets.all": [lambda c: c.datasets.all()],
+        "datasets.all": [lambda c: c.datasets.all("t", after="t.d", limit=5)],
         "datasets.get": [lambda c: c.datasets.get("t/in ö")],
         "datasets.history": [lambda c: c.datasets.history("t.in")],
         "datasets.coverage": [lambda c: c.datasets.coverage("t.in", 1, 2, cells=10)],

@@ -72,6 +72,7 @@ export function App() {
 function Current() {
   const [first = '', second = ''] = place.value.path.slice(1).split('/')
   const name = decodeURIComponent(second)
+  const dag = place.value.query.get('dag')
   useEffect(() => {
     const page = PAGES.find((one) => one.path === `/${first}`)
     document.title = name || page ? `${name || page?.name} · Traceplane` : 'Traceplane'
@@ -87,7 +88,7 @@ function Current() {
     case 'events':
       return name ? <EffectsPage key={name} id={name} /> : <EventsPage />
     case 'deploys':
-      return name ? <DagPage key={name} dag={name} /> : <DeploysPage />
+      return name || dag ? <DagPage key={name || dag} dag={name || dag!} /> : <DeploysPage />
     case 'queries':
       return <QueriesPage />
     case 'triggers':

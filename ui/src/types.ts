@@ -60,6 +60,18 @@ export interface GraphResponse {
   datasets: GraphDataset[]
 }
 
+export interface DagOverview {
+  dag: string
+  version: number
+  jobs: number
+  datasets?: string[]
+  reads?: string[]
+}
+
+export interface OverviewResponse {
+  dags: DagOverview[]
+}
+
 export interface CoverageView {
   first?: number
   last?: number
@@ -293,6 +305,7 @@ export interface CatalogEntry {
 
 export interface CatalogResponse {
   datasets: CatalogEntry[]
+  after?: string
 }
 
 export interface ColumnView {

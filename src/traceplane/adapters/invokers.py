@@ -202,7 +202,7 @@ class LambdaInvoker:
                     raise InvocationFailed(
                         "invoke.refused",
                         "the AWS client is not installed",
-                        next_step='pip install "traceplane[aws]"',
+                        next_step='pip install ".[aws]" in a clone of Traceplane',
                     ) from error
                 config = AioConfig(
                     connect_timeout=_CONNECT_SECONDS,

@@ -40,6 +40,6 @@ def _s3_client(address: str | None) -> type[S3ObjectStore]:
             "object_store.no_client",
             "files in S3 need the AWS client, which is not installed",
             value=address,
-            next_step='pip install "traceplane[aws]"',
+            next_step='pip install ".[aws]" in a clone of Traceplane',
         ) from error
     return S3ObjectStore

@@ -19,7 +19,7 @@ def outside_store(settings: Settings) -> SecretStore | None:
                     "secret.no_client",
                     "secrets in AWS Secrets Manager need the AWS client, which is not installed",
                     value=settings.secret_store,
-                    next_step='pip install "traceplane[aws]"',
+                    next_step='pip install ".[aws]" in a clone of Traceplane',
                 ) from error
             return AwsSecretStore.from_settings(settings)
         case "files":

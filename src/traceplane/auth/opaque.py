@@ -123,7 +123,7 @@ class TokenBook:
                 "token.expired",
                 "the token has expired",
                 value=record.name,
-                next_step="use its successor" if self._has_successor(record, now) else "ask for a new one",
+                next_step=self._instead_of(record, now),
             )
         if record.principal is not principal or not token.startswith(PREFIXES[principal]):
             raise errors.Forbidden(
@@ -132,6 +132,11 @@ class TokenBook:
                 value=record.name,
             )
         return record
+
+    def _instead_of(self, record: TokenRecord, now: float) -> str:
+        if record.made_from is not None:
+            return "sign in again: `traceplane ui` makes a link"
+        return "use its successor" if self._has_successor(record, now) else "ask for a new one"
 
     def _has_successor(self, record: TokenRecord, now: float) -> bool:
         return any(

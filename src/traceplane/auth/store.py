@@ -182,13 +182,18 @@ async def exchange_code(
     tx: Transaction, code_hash: str, lifetime_seconds: float, *, created_by: str
 ) -> tuple[str, TokenRecord] | None:
     """A new token for a code, and the code's record; None if it was exchanged before, is too old or unknown."""
-    record = (await load_token_book(tx)).by_hash(code_hash)
+    book = await load_token_book(tx)
+    record = book.by_hash(code_hash)
     if record is None or record.made_from is None or not await tokens.hold_token(tx, record.made_from):
         return None
+    maker = next(one for one in book.records if one.token_id == record.made_from)
     if not await tokens.spend_code(tx, code_hash, BY_CODE):
         return None
     now = await tokens.clock(tx)
-    token, made = _copy(record, now, lifetime_seconds, created_by=created_by)
+    # Not as short as the code itself.
+    token, made = _copy(
+        replace(record, expires_at=maker.expires_at), now, lifetime_seconds, created_by=created_by
+    )
     await _store_record(tx, replace(made, made_from=record.made_from))
     return token, record
 

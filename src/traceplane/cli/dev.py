@@ -179,7 +179,7 @@ class _Session:
                 self._building[answer.dag] = answer.version
             else:
                 self._building.pop(answer.dag, None)
-        elif self._seen is None:
+        else:
             say(f"{answer.dag} version {answer.version} is deployed already.")
         return None
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
 import unicodedata
 from collections.abc import Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 
 import click
@@ -45,7 +47,7 @@ def init(folder: Path, name: str | None, as_json: bool) -> None:
     try:
         for source, path in files:
             path.parent.mkdir(parents=True, exist_ok=True)
-            text = source.read_text().replace("PROJECT", chosen).replace("VERSION", __version__)
+            text = source.read_text().replace("PROJECT", chosen).replace("REQUIREMENT", _requirement())
             path.write_text(text)
             shutil.copymode(source, path)
     except OSError as error:
@@ -63,6 +65,16 @@ def init(folder: Path, name: str | None, as_json: bool) -> None:
     path_of_folder = f"./{folder}" if str(folder).startswith("-") else str(folder)
     where = "" if folder == Path() else f"cd {shlex.quote(path_of_folder)} && "
     say(f"Next: {where}traceplane dev")
+
+
+def _requirement() -> str:
+    """This Traceplane, from where it was installed."""
+    told = distribution("traceplane").read_text("direct_url.json")
+    if told is None:
+        return f"traceplane=={__version__}"
+    origin = json.loads(told)
+    url, repository = origin["url"], origin.get("vcs_info")
+    return f"traceplane @ {url if repository is None else '{vcs}+{}@{commit_id}'.format(url, **repository)}"
 
 
 def _from(folder: Path) -> str:

@@ -230,9 +230,18 @@ class Client:
 
     # Tasks -----------------------------------------------------------------------------------------
 
-    def status(self, *, datasets: bool = True) -> StatusResponse:
-        """What failed, what is stuck, unfinished tasks, and what each dataset holds."""
-        return self._connection.ask("GET", "/api/v1/status", StatusResponse, datasets=datasets)
+    def status(
+        self,
+        *,
+        datasets: bool = True,
+        dag: str | None = None,
+        dataset: str | None = None,
+        unmet: bool = False,
+    ) -> StatusResponse:
+        """What failed, what is stuck, unfinished tasks, and what datasets hold: each, those that a DAG writes and
+        reads, one, or those with dead letters or checks that are not met."""
+        asked = {"datasets": datasets, "dag": dag, "dataset": dataset, "unmet": unmet}
+        return self._connection.ask("GET", "/api/v1/status", StatusResponse, **asked)
 
     def health(self) -> HealthResponse:
         """What needs somebody, with the next step; for admins also the processes of the platform."""

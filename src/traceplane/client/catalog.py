@@ -22,9 +22,13 @@ class Datasets:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def all(self) -> list[CatalogEntry]:
-        """Datasets that the caller may read, with their sizes."""
-        return self._connection.ask("GET", _DATASETS, CatalogResponse).datasets
+    def all(
+        self, find: str | None = None, *, after: str | None = None, limit: int | None = None
+    ) -> list[CatalogEntry]:
+        """Datasets that the caller may read, by name, with their sizes: those that have `find` in their name, that of
+        their DAG, or their description, and of them the first `limit` that come `after` a name."""
+        asked = {"find": find, "after": after, "limit": limit}
+        return self._connection.ask("GET", _DATASETS, CatalogResponse, **asked).datasets
 
     def get(self, dataset: str) -> DatasetDetail:
         """A dataset with its columns and the jobs that write and read it."""

@@ -13,7 +13,7 @@ from traceplane.wire.deploys import (
     MovedResponse,
     RollbackRequest,
 )
-from traceplane.wire.graph import GraphResponse
+from traceplane.wire.graph import DagOverview, GraphResponse, OverviewResponse
 from traceplane.wire.jobs import BatchesClosing, JobName, OpenBatch, PauseChange, PauseRequest
 
 
@@ -25,9 +25,17 @@ class Dags:
         """Deployed DAGs with their jobs."""
         return self._connection.ask("GET", "/api/v1/dags", DagsResponse).dags
 
-    def graph(self, dag: str | None = None, *, building: bool = False) -> GraphResponse:
-        """Jobs and datasets with their edges, and what holds jobs back; of the versions that serve, or are built."""
-        return self._connection.ask("GET", "/api/v1/graph", GraphResponse, dag=dag, building=building)
+    def overview(self) -> list[DagOverview]:
+        """The DAGs that serve, the names of their datasets, and which others they read."""
+        return self._connection.ask("GET", "/api/v1/overview", OverviewResponse).dags
+
+    def graph(
+        self, dag: str | None = None, *, building: bool = False, waiting: bool = False
+    ) -> GraphResponse:
+        """Jobs and datasets with their edges, and what holds jobs back; of the versions that serve, or are built, or
+        only the jobs that are held or paused."""
+        asked = {"dag": dag, "building": building, "waiting": waiting}
+        return self._connection.ask("GET", "/api/v1/graph", GraphResponse, **asked)
 
     def cutover(self, dag: str, *, drop_missing: bool = False) -> MovedResponse:
         """Lets the version that was built serve."""

@@ -64,6 +64,7 @@ from traceplane.postgres import (
     check_failures,
     commits,
     events,
+    graph,
     job_pauses,
     outbox,
     tokens,
@@ -95,6 +96,7 @@ from traceplane.wire.control import (
     StatusResponse,
 )
 from traceplane.wire.queries import (
+    CatalogQuery,
     CatalogResponse,
     DatasetDetail,
     QueryPlan,
@@ -199,7 +201,7 @@ class PublicApi:
             Route("POST", "/api/v1/query-tasks", QueryTaskRequest, QueryTask, self.query_task, WRITER,
                   "One SELECT, whose result becomes a dataset."),
             Route("GET", "/api/v1/datasets", None, CatalogResponse, self.datasets, READER,
-                  "Datasets with their sizes."),
+                  "Datasets with their sizes.", query=CatalogQuery),
             Route("GET", "/api/v1/datasets/{dataset_id}", None, DatasetDetail, self.dataset, READER,
                   "One dataset with its schema and lineage."),
             Route("GET", "/api/v1/datasets/{dataset_id}/explain", None, ScopeExplanation, self.explain_scope, READER,
@@ -406,7 +408,7 @@ class PublicApi:
             raise
 
     async def datasets(self, call: Call[None]) -> CatalogResponse:
-        return await datasets.catalog(call.principal.database, _caller(call.principal))
+        return await datasets.catalog(call.principal.database, _caller(call.principal), call.query)
 
     async def dataset(self, call: Call[None]) -> DatasetDetail:
         dataset_id = call.path_params["dataset_id"]
@@ -425,15 +427,14 @@ class PublicApi:
     # Tasks -----------------------------------------------------------------------------------------
 
     async def status(self, call: Call[None]) -> StatusResponse:
-        query: StatusQuery = call.query
-        return await self.status_of(call.principal, datasets=query.datasets)
+        return await self.status_of(call.principal, call.query)
 
-    async def status_of(self, caller: Caller, *, datasets: bool = True) -> StatusResponse:
+    async def status_of(self, caller: Caller, query: StatusQuery) -> StatusResponse:
         async with caller.database.transaction() as tx:
             access = await access_of(tx, caller.org, caller)
             work = await standing(tx, caller, access)
             paused = await job_pauses.of_org(tx, caller.org)
-            views = await _dataset_views(tx, caller.org, access) if datasets else []
+            views = await _dataset_views(tx, caller.org, access, query) if query.datasets else []
             lag = await outbox.lag_seconds_of(tx, caller.org)
             cron = await cron_sources.views(tx, caller.org)
             dead_messages = await channels.dead_messages(tx, caller.org_id) if caller.is_admin else {}
@@ -451,14 +452,24 @@ class PublicApi:
         )
 
 
-async def _dataset_views(tx: Transaction, org: str, access: Access) -> list[DatasetView]:
-    datasets = await commits.summary(tx, org)
-    tallies = await events.tally(tx, [d.generation_id for d in datasets if not d.commits])
-    held = await positions_held(tx, org)
+async def _dataset_views(tx: Transaction, org: str, access: Access, query: StatusQuery) -> list[DatasetView]:
     dead_letters = await buffers.letter_counts(tx, org)
     failed_checks: dict[str, list[FailedCheckView]] = defaultdict(list)
     for f in await check_failures.standing(tx, org):
         failed_checks[f.dataset_id].append(FailedCheckView(f.name, f.scopes, f.problem, f.task_id))
+    names: set[str] | None = None
+    if query.dag is not None:
+        jobs = await graph.jobs(tx, org, query.dag)
+        names = {name for job in jobs for name in (*job.writes, *(str(r["dataset"]) for r in job.reads))}
+    if query.dataset is not None:
+        names = {query.dataset} if names is None else names & {query.dataset}
+    if query.unmet:
+        unmet = dead_letters.keys() | failed_checks.keys()
+        names = unmet if names is None else names & unmet
+    asked = None if names is None else sorted(names)
+    datasets = await commits.summary(tx, org, asked)
+    tallies = await events.tally(tx, [d.generation_id for d in datasets if not d.commits])
+    held = await positions_held(tx, org, asked)
     views = []
     for d in filter(lambda d: access.reads(d.dataset_id), datasets):
         tally = tallies.get(d.generation_id)

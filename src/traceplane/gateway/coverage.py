@@ -32,6 +32,8 @@ _DEEPEST = 20
 def view(held: coverage.Coverage | None) -> CoverageView | None:
     if held is None or (held.first is None and not held.dead and held.dropped is None):
         return None
+    if _is_whole(held):  # it has rows without positions
+        return CoverageView(dead=held.dead) if held.dead else None
     if held.partitions.by is By.NAME:  # between names there is nothing
         return CoverageView(dead=held.dead, dropped=held.dropped, dropped_name=_dropped_names(held))
     view = CoverageView(held.first, held.last, held.gap_count, held.gaps, held.dead, dropped=held.dropped)
@@ -49,6 +51,11 @@ def view(held: coverage.Coverage | None) -> CoverageView | None:
     )
 
 
+def _is_whole(held: coverage.Coverage) -> bool:
+    """Whether it is the result of one task about everything, such as a query's."""
+    return (held.first, held.last) == EVERYTHING
+
+
 def _dropped_names(held: coverage.Coverage) -> str | None:
     names, more = ", ".join(held.dropped_names), held.dropped_count - len(held.dropped_names)
     return (f"{names} and {more} more" if more else names) or None
@@ -56,6 +63,8 @@ def _dropped_names(held: coverage.Coverage) -> str | None:
 
 def last_position(cursor: int | None, held: coverage.Coverage | None) -> tuple[int | None, str | None]:
     """The last position of a dataset and its name. Partitions by name have no order, so none is the last."""
+    if held is not None and _is_whole(held):
+        return None, None
     if cursor is None or held is None or not held.partitions.is_named:
         return cursor, None
     return (None, None) if held.partitions.by is By.NAME else (cursor, held.partitions.name(cursor))

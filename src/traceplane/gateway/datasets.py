@@ -21,25 +21,38 @@ from traceplane.query.lineage import column_lineage, virtual_lineage
 from traceplane.query.service import Queries
 from traceplane.sql.gate import Relation
 from traceplane.sql.virtual import expand, reads
-from traceplane.wire.queries import CatalogEntry, CatalogResponse, ColumnView, DatasetDetail
+from traceplane.wire.queries import CatalogEntry, CatalogQuery, CatalogResponse, ColumnView, DatasetDetail
 
 _EMPTY = GenerationSize(0, 0, 0)
 
 
-async def catalog(database: Database, caller: QueryCaller) -> CatalogResponse:
+async def catalog(database: Database, caller: QueryCaller, query: CatalogQuery) -> CatalogResponse:
     async with database.snapshot() as tx:
-        datasets = await pinned.datasets(tx, caller.org, None)
-        generations = {d.row_generation_id for d in datasets.values() if d.row_generation_id is not None}
+        datasets, after = await _page(tx, caller, query)
+        generations = {d.row_generation_id for d in datasets if d.row_generation_id is not None}
         sizes = await pinned.sizes(tx, list(generations))
         tallies = await events.tally(tx, list(generations - sizes.keys()))
-        held = await coverage.of_datasets(tx, caller.org)
-    return CatalogResponse(
-        [
-            _entry(dataset, sizes, tallies, held)
-            for dataset in datasets.values()
-            if may_read_pinned(caller, dataset)
-        ]
-    )
+        held = await coverage.of_datasets(tx, caller.org, [d.dataset_id for d in datasets])
+    return CatalogResponse([_entry(dataset, sizes, tallies, held) for dataset in datasets], after)
+
+
+async def _page(
+    tx: Transaction, caller: QueryCaller, query: CatalogQuery
+) -> tuple[list[PinnedDataset], str | None]:
+    """The datasets that are asked for and that the caller may read, and after which one the next page begins."""
+    found: list[PinnedDataset] = []
+    after, more = query.after, None if query.limit is None else query.limit + 1
+    while True:
+        names = await pinned.names(tx, caller.org, find=query.find, after=after, limit=more)
+        pages = await pinned.datasets(tx, caller.org, names)
+        found += [dataset for dataset in pages.values() if may_read_pinned(caller, dataset)]
+        if query.limit is None or more is None:
+            return found, None
+        if len(found) > query.limit:
+            return found[: query.limit], found[query.limit - 1].dataset_id
+        if len(names) < more:
+            return found, None
+        after = names[-1]
 
 
 async def detail(database: Database, queries: Queries, caller: QueryCaller, dataset_id: str) -> DatasetDetail:
@@ -49,7 +62,7 @@ async def detail(database: Database, queries: Queries, caller: QueryCaller, data
         if dataset is None or not may_read_pinned(caller, dataset):
             raise await unknown_dataset(tx, caller.org, dataset_id, access)
         (dataset,) = await pinned.with_marks(tx, [dataset])
-        held = await coverage.of_datasets(tx, caller.org, dataset_id)
+        held = await coverage.of_datasets(tx, caller.org, [dataset_id])
         cron = await cron_sources.views(tx, caller.org, dataset_id)
         if dataset.sql is not None and dataset.generation_id is not None:
             _, derived = await _virtual_lineage(tx, caller, dataset_id)

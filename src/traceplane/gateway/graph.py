@@ -10,6 +10,7 @@ from traceplane.http_service.routes import Call, Route
 from traceplane.postgres import graph
 from traceplane.sql.virtual import reads
 from traceplane.wire.graph import (
+    DagOverview,
     GraphDataset,
     GraphJob,
     GraphPause,
@@ -17,6 +18,7 @@ from traceplane.wire.graph import (
     GraphRead,
     GraphResponse,
     HoldView,
+    OverviewResponse,
 )
 
 
@@ -25,19 +27,25 @@ class GraphApi:
         return [
             Route("GET", "/api/v1/graph", None, GraphResponse, self.graph, "reader",
                   "Jobs and datasets with their edges, and what holds jobs back.", query=GraphQuery),
+            Route("GET", "/api/v1/overview", None, OverviewResponse, self.overview, "reader",
+                  "The DAGs that serve, the names of their datasets, and which others they read."),
         ]  # fmt: skip
 
     async def graph(self, call: Call[None]) -> GraphResponse:
         query: GraphQuery = call.query
         async with call.principal.database.snapshot() as tx:
             access = await access_of(tx, call.principal.org, call.principal)
-            rows = await graph.jobs(tx, call.principal.org, query.dag, building=query.building)
+            rows = await graph.jobs(
+                tx, call.principal.org, query.dag, building=query.building, waiting=query.waiting
+            )
             changes = await graph.changes(tx, call.principal.org, query.dag) if query.building else {}
             jobs = [
                 _job(row, access, changes.get((row.dag, row.job)))
                 for row in rows
                 if access.sees(row.dag, row.job)
             ]
+            if query.waiting:
+                return GraphResponse(jobs, [])
             if query.dag is not None and not jobs:
                 refusal = await unknown_dag_or_job(tx, call.principal.org, query.dag, None, access)
                 if refusal is not None:
@@ -48,6 +56,23 @@ class GraphApi:
         if query.dag is not None:
             datasets = [d for d in datasets if d.dataset in used or d.dag == query.dag]
         return GraphResponse(jobs, datasets)
+
+    async def overview(self, call: Call[None]) -> OverviewResponse:
+        async with call.principal.database.snapshot() as tx:
+            access = await access_of(tx, call.principal.org, call.principal)
+            rows = await graph.dags(tx, call.principal.org)
+        owner = {dataset: row.dag for row in rows for dataset in row.datasets}
+        views = [
+            DagOverview(
+                row.dag,
+                row.version,
+                sum(access.sees(row.dag, job) for job in row.jobs),
+                access.readable(row.datasets),
+                sorted({owner[name] for name in access.readable(row.reads) if name in owner}),
+            )
+            for row in rows
+        ]
+        return OverviewResponse([view for view in views if view.jobs])
 
 
 def _job(row: graph.GraphJob, access: Access, change: graph.Change | None) -> GraphJob:

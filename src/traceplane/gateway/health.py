@@ -12,7 +12,7 @@ from traceplane.http_service.routes import Call, Route
 from traceplane.model.counted import counted
 from traceplane.postgres import processes
 from traceplane.postgres.processes import SILENT_SECONDS, SeenProcess
-from traceplane.wire.control import StatusResponse
+from traceplane.wire.control import StatusQuery, StatusResponse
 from traceplane.wire.health import FindingView, HealthResponse, ProcessView
 
 _LATE_SECONDS = 30
@@ -20,7 +20,7 @@ _LONGEST_MESSAGE = 200
 
 
 class HealthApi:
-    def __init__(self, status: Callable[[Caller], Awaitable[StatusResponse]]) -> None:
+    def __init__(self, status: Callable[[Caller, StatusQuery], Awaitable[StatusResponse]]) -> None:
         self._status = status
 
     def routes(self) -> list[Route]:
@@ -30,7 +30,7 @@ class HealthApi:
         ]  # fmt: skip
 
     async def health(self, call: Call[None]) -> HealthResponse:
-        findings = list(diagnose(await self._status(call.principal)))
+        findings = list(diagnose(await self._status(call.principal, StatusQuery(unmet=True))))
         if not call.principal.is_admin:
             return HealthResponse(findings)
         async with call.principal.database.transaction() as tx:

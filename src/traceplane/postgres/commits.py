@@ -345,5 +345,5 @@ class DatasetSummary:
     """Whether newer commits have replaced some of the counted rows."""
 
 
-async def summary(tx: Transaction, org: str) -> list[DatasetSummary]:
-    return await tx.rows_as(DatasetSummary, _SQL["summary"], org)
+async def summary(tx: Transaction, org: str, names: list[str] | None = None) -> list[DatasetSummary]:
+    return await tx.rows_as(DatasetSummary, _SQL["summary"], org, names)

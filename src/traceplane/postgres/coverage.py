@@ -165,8 +165,8 @@ class Coverage:
     """How many positions were dropped."""
 
 
-async def of_datasets(tx: Transaction, org: str, dataset_id: str | None = None) -> dict[str, Coverage]:
-    rows = await tx.rows(_SQL["of_datasets"], org, dataset_id, _RANGES_TOLD, NAMES_WRITTEN)
+async def of_datasets(tx: Transaction, org: str, names: list[str] | None = None) -> dict[str, Coverage]:
+    rows = await tx.rows(_SQL["of_datasets"], org, names, _RANGES_TOLD, NAMES_WRITTEN)
     return {
         r["dataset_id"]: Coverage(
             r["first"],

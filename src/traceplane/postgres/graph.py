@@ -49,8 +49,25 @@ class GraphDataset:
     sql: str | None
 
 
-async def jobs(tx: Transaction, org: str, dag: str | None, *, building: bool = False) -> list[GraphJob]:
-    return await tx.rows_as(GraphJob, _SQL["jobs"], org, dag, building)
+@dataclass(frozen=True, slots=True)
+class GraphDag:
+    dag: str
+    version: int
+    jobs: list[str]
+    datasets: list[str]
+    reads: list[str]
+    """Datasets of other DAGs."""
+
+
+async def jobs(
+    tx: Transaction, org: str, dag: str | None, *, building: bool = False, waiting: bool = False
+) -> list[GraphJob]:
+    """`waiting`: only those that are held or paused."""
+    return await tx.rows_as(GraphJob, _SQL["jobs"], org, dag, building, waiting)
+
+
+async def dags(tx: Transaction, org: str) -> list[GraphDag]:
+    return await tx.rows_as(GraphDag, _SQL["dags"], org)
 
 
 async def changes(tx: Transaction, org: str, dag: str | None) -> dict[tuple[str, str], Change]:

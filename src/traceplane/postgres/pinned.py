@@ -168,6 +168,13 @@ async def datasets(
     return {row["dataset_id"]: _dataset(row) for row in rows}
 
 
+async def names(
+    tx: Transaction, org: str, *, find: str | None, after: str | None, limit: int | None
+) -> list[str]:
+    """Of datasets that are served or being built, in order."""
+    return [row["dataset_id"] for row in await tx.rows(_SQL["names"], org, find, after, limit)]
+
+
 def _dataset(row: Any) -> PinnedDataset:
     definitions = [
         d for d in (row["definition"], row["versioned_definition"], row["owner_definition"]) if d is not None

@@ -92,6 +92,6 @@ def _source(settings: Settings, offsets: Offsets) -> SignalSource:
             "trigger.no_kafka_client",
             "kafka_bootstrap_servers is set, but the Kafka client is not installed",
             value=settings.kafka_bootstrap_servers,
-            next_step="install traceplane[trigger], or unset kafka_bootstrap_servers",
+            next_step="pip install '.[trigger]' in a clone of Traceplane, or unset kafka_bootstrap_servers",
         ) from error
     return KafkaSignalSource(KafkaAddress.from_settings(settings), offsets)

@@ -340,6 +340,12 @@ class CronView(Wire, frozen=True):
 class StatusQuery(Wire, frozen=True):
     datasets: bool = True
     """Whether to say what each dataset holds: there may be thousands."""
+    dag: Text | None = None
+    """What is said of datasets, only of those that this DAG writes and reads."""
+    dataset: Text | None = None
+    """What is said of datasets, only of this one."""
+    unmet: bool = False
+    """What is said of datasets, only of those with dead letters or checks that are not met."""
 
 
 class StatusResponse(Wire, frozen=True):

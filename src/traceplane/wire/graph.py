@@ -14,6 +14,21 @@ class GraphQuery(Wire, frozen=True):
     """Only jobs of this DAG, with what they read and write."""
     building: bool = False
     """The versions that are being built, instead of those that serve."""
+    waiting: bool = False
+    """Only jobs that are held or paused, and no datasets."""
+
+
+class DagOverview(Wire, frozen=True):
+    dag: str
+    version: int
+    jobs: int
+    datasets: list[str] = []
+    reads: list[str] = []
+    """The DAGs whose datasets its jobs read."""
+
+
+class OverviewResponse(Wire, frozen=True):
+    dags: list[DagOverview]
 
 
 class GraphRead(Wire, frozen=True):

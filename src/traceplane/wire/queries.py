@@ -116,8 +116,19 @@ class CatalogEntry(Wire, frozen=True):
     """The name of the partition at `cursor`, if it is a period; partitions by name have no last one."""
 
 
+class CatalogQuery(Wire, frozen=True):
+    find: Text | None = None
+    """In the name of the dataset, of its DAG, or in its description, in any case of letters."""
+    after: Text | None = None
+    """Only datasets whose names come after this one."""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
+    """Unset: all."""
+
+
 class CatalogResponse(Wire, frozen=True):
     datasets: list[CatalogEntry]
+    after: str | None = None
+    """Of the next page, if there is one."""
 
 
 class DatasetDetail(Wire, frozen=True):

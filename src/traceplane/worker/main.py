@@ -247,17 +247,32 @@ async def _store(settings: Settings, runtime: Runtime, opened: contextlib.AsyncE
 def _is_direct(settings: Settings, runtime: Runtime) -> bool:
     """Whether Spark reads and writes the bucket itself: it has a role to do so, and can reach it. A server in its
     private network cannot, and is better confined."""
-    has_network = (
-        settings.spark_remote is not None
-        or not settings.spark_master.startswith("local")
-        or runtime.network is Network.ALWAYS
-    )
+    has_network = _computes_elsewhere(settings) or runtime.network is Network.ALWAYS
     return settings.s3_task_role is not None and SPARK in runtime.capabilities and has_network
+
+
+def _computes_elsewhere(settings: Settings) -> bool:
+    return settings.spark_remote is not None or not settings.spark_master.startswith("local")
+
+
+def _check_shared_folder(settings: Settings, store: StoreOnDisk) -> None:
+    """What is confined here runs unconfined on a cluster. With a folder of the worker it could replace what the worker
+    is about to use there, by links to what it cannot reach itself."""
+    if store.direct is None and _computes_elsewhere(settings) and not settings.spark_executors_trusted:
+        raise InvalidInput(
+            "spark.executors_not_trusted",
+            "Spark's executors would share a folder with this worker as its user: all code on them could do whatever "
+            "that user may, to every dataset and on this machine",
+            value="spark_remote" if settings.spark_remote is not None else settings.spark_master,
+            next_step="keep the data in S3 and set s3_task_role; or set spark_executors_trusted, if that is what all"
+            " who deploy code may do",
+        )
 
 
 async def _spark(
     settings: Settings, runtime: Runtime, store: StoreOnDisk, opened: contextlib.AsyncExitStack
 ) -> SparkServers | OneRemoteSpark:
+    _check_shared_folder(settings, store)
     if settings.spark_remote is not None:
         address = remote.checked(settings.spark_remote, settings.spark_remote_ca)
         renews = store.direct is not None and store.direct.renewals is not None
@@ -270,7 +285,7 @@ async def _spark(
             environments=_environments(settings),
         ),
         # A cluster's driver has to be reached by its executors.
-        private=runtime.network is not Network.ALWAYS and settings.spark_master.startswith("local"),
+        private=runtime.network is not Network.ALWAYS and not _computes_elsewhere(settings),
         by_job=settings.spark_isolation == "job",
         most=settings.spark_servers,
     )

@@ -1,5 +1,5 @@
 // What the graph shows: nodes of jobs and datasets with what goes on in them, made from the API's answers.
-import type { DatasetView, FailureView, GraphDataset, GraphJob, GraphRead, GraphResponse, StatusResponse, StuckView } from '../types'
+import type { OverviewResponse, DatasetView, FailureView, GraphDataset, GraphJob, GraphRead, GraphResponse, StatusResponse, StuckView } from '../types'
 import type { LayoutEdge } from './layout'
 
 export interface JobNode {
@@ -61,12 +61,10 @@ export const MOST_NODES = 600
 const jobId = (dag: string, job: string) => `job:${dag}/${job}`
 const datasetId = (name: string) => `dataset:${name}`
 
-export function graphOf(structure: GraphResponse, status: StatusResponse | undefined, whole: boolean): Graph {
-  const tooMany = structure.jobs.length + structure.datasets.length > MOST_NODES
-  return whole && tooMany ? ofDags(structure, status) : ofJobs(structure, status)
-}
+/** Whether all DAGs are too many to be read at once, job by job. */
+export const isTooMuch = ({ dags }: OverviewResponse): boolean => dags.reduce((sum, one) => sum + one.jobs + (one.datasets ?? []).length, 0) > MOST_NODES
 
-function ofJobs(structure: GraphResponse, status: StatusResponse | undefined): Graph {
+export function graphOf(structure: GraphResponse, status: StatusResponse | undefined): Graph {
   const views = new Map(status?.datasets.map((view) => [view.dataset, view]))
   // What the platform adds before a job that waits for several inputs says nothing to people: the job reads what it reads.
   const within = new Map<string, GraphRead[]>()
@@ -114,34 +112,20 @@ function jobNode(job: GraphJob, status: StatusResponse | undefined): JobNode {
   return { kind: 'job', id: jobId(job.dag, job.job), dag: job.dag, name: job.job, job, waiting, running, dead, failures, stuck, state }
 }
 
-function ofDags(structure: GraphResponse, status: StatusResponse | undefined): Graph {
-  const dags = new Map<string, DagNode>()
-  const owner = new Map(structure.datasets.map((one) => [one.dataset, one.dag]))
-  const of = (dag: string) => {
-    let node = dags.get(dag)
-    if (!node) {
-      node = { kind: 'dag', id: `dag:${dag}`, dag, name: dag, jobs: 0, datasets: 0, waiting: 0, running: 0, dead: 0, state: 'idle' }
-      dags.set(dag, node)
-    }
-    return node
+export function graphOfDags({ dags }: OverviewResponse, status: StatusResponse | undefined): Graph {
+  const nodes = new Map<string, DagNode>(
+    dags.map(({ dag, jobs, datasets }) => [dag, { kind: 'dag', id: `dag:${dag}`, dag, name: dag, jobs, datasets: (datasets ?? []).length, waiting: 0, running: 0, dead: 0, state: 'idle' }]),
+  )
+  for (const [job, counts] of Object.entries(status?.counts ?? {})) {
+    const node = nodes.get(job.slice(0, job.indexOf('/')))
+    if (!node) continue
+    node.waiting += (counts.queued ?? 0) + (counts.dispatched ?? 0)
+    node.running += counts.running ?? 0
   }
-  const edges = new Map<string, Edge>()
-  for (const job of structure.jobs) {
-    const node = of(job.dag)
-    const { waiting, running, dead } = jobNode(job, status)
-    node.jobs += 1
-    node.waiting += waiting
-    node.running += running
-    node.dead += dead
-    for (const read of job.reads ?? []) {
-      const from = owner.get(read.dataset)
-      if (from !== undefined && from !== job.dag)
-        edges.set(`${from}\n${job.dag}`, { from: of(from).id, to: node.id, role: 'feeds' })
-    }
-  }
-  for (const one of structure.datasets) of(one.dag).datasets += 1
-  for (const node of dags.values()) node.state = node.dead ? 'dead' : node.running ? 'running' : node.waiting ? 'queued' : 'idle'
-  return { nodes: [...dags.values()], edges: [...edges.values()] }
+  for (const one of status?.failed ?? []) if (one.state === 'dead' && nodes.has(one.dag)) nodes.get(one.dag)!.dead += one.tasks
+  for (const node of nodes.values()) node.state = node.dead ? 'dead' : node.running ? 'running' : node.waiting ? 'queued' : 'idle'
+  const edges = dags.flatMap(({ dag, reads }) => (reads ?? []).filter((from) => nodes.has(from)).map((from): Edge => ({ from: `dag:${from}`, to: `dag:${dag}`, role: 'feeds' })))
+  return { nodes: [...nodes.values()], edges }
 }
 
 /** What a node depends on, or what depends on it, however far. */

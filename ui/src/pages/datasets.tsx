@@ -1,5 +1,6 @@
 // Datasets, and one of them: schema, rows, what it holds and lacks, who writes and reads it.
-import { useMemo, useState } from 'preact/hooks'
+import { useEffect, useRef, useState } from 'preact/hooks'
+import { attempt } from '../actions'
 import { ApiError, get, post, withParameters } from '../api'
 import { useData } from '../data'
 import { brief, bytes, count, counted } from '../format'
@@ -12,22 +13,33 @@ import { mayWrite } from '../session'
 import { Freshness, Growth } from './growth'
 import { type Span, Strip } from '../strip'
 import { type Rows, type Table, tableOf } from '../table'
-import type { BackfillResponse, CatalogResponse, ColumnView, DatasetDetail, DatasetHistory, DatasetView, ScopeExplanation, StatusResponse, VersionsResponse } from '../types'
+import type { BackfillResponse, CatalogEntry, CatalogResponse, ColumnView, DatasetDetail, DatasetHistory, DatasetView, ScopeExplanation, StatusResponse, VersionsResponse } from '../types'
 
 export function DatasetsPage() {
-  const { data, error, loading, reload } = useData<CatalogResponse>('/api/v1/datasets', (changed) => (changed.datasets ?? []).length > 0)
-  const wanted = (place.value.query.get('find') ?? '').toLowerCase()
-  const found = useMemo(() => data?.datasets.filter((one) => `${one.dataset} ${one.dag} ${one.description ?? ''}`.toLowerCase().includes(wanted)), [data, wanted])
+  const wanted = place.value.query.get('find') ?? ''
+  const path = withParameters('/api/v1/datasets', { find: useSettled(wanted), limit: PER_PAGE })
+  const { data, error, loading, reload } = useData<CatalogResponse>(path, (changed) => (changed.datasets ?? []).length > 0)
+  const shown = useRef<{ path: string; answer: CatalogResponse } | undefined>(undefined)
+  if (data) shown.current = { path, answer: data } // until what is found with other letters is there
+  const first = shown.current
+  const [further, setFurther] = useState<{ path: string; datasets: CatalogEntry[]; after?: string }>({ path: '', datasets: [] })
+  const more = first && further.path === first.path ? further : undefined
+  const found = first && [...first.answer.datasets, ...(more?.datasets ?? [])]
+  const after = more ? more.after : first?.answer.after
+  const loadMore = async () => {
+    const next = await attempt(() => get<CatalogResponse>(`${first!.path}&${new URLSearchParams({ after: after! })}`))
+    if (next) setFurther({ path: first!.path, datasets: [...(more?.datasets ?? []), ...next.datasets], after: next.after })
+  }
   return (
     <Page title="Datasets">
       <div class="filters" role="search">
         <label class="field search">
           <span class="hidden">Find datasets</span>
-          <input type="search" data-search placeholder="Find datasets  /" value={place.value.query.get('find') ?? ''} onInput={(event) => setQuery({ find: event.currentTarget.value })} />
+          <input type="search" data-search placeholder="Find datasets  /" value={wanted} onInput={(event) => setQuery({ find: event.currentTarget.value })} />
         </label>
       </div>
       {error && <Problem error={error} retry={reload} />}
-      {loading && !data && <Loading />}
+      {loading && !found && <Loading />}
       {found?.length === 0 && (
         <Empty icon="dataset" title={wanted ? 'No dataset is called like that' : 'No dataset yet'}>
           {!wanted && <p>Jobs write datasets. They are there once their DAG is deployed: <code>traceplane deploy dag.yaml</code></p>}
@@ -63,16 +75,30 @@ export function DatasetsPage() {
               ))}
             </tbody>
           </table>
+          {after !== undefined && <div class="actions"><Button onClick={() => void loadMore()}>Show more</Button></div>}
         </div>
       )}
     </Page>
   )
 }
 
+const PER_PAGE = 100
+const SETTLED_MS = 200
+
+/** The text once nobody has typed for a moment. */
+function useSettled(text: string): string {
+  const [settled, setSettled] = useState(text)
+  useEffect(() => {
+    const timer = setTimeout(() => setSettled(text), SETTLED_MS)
+    return () => clearTimeout(timer)
+  }, [text])
+  return settled
+}
+
 export function DatasetPage({ name }: { name: string }) {
   const path = `/api/v1/datasets/${encodeURIComponent(name)}`
   const { data, error, reload } = useData<DatasetDetail>(path, (changed) => concernsDataset(changed, name) || (changed.dags ?? []).length > 0)
-  const status = useData<StatusResponse>('/api/v1/status', (changed) => concernsDataset(changed, name))
+  const status = useData<StatusResponse>(withParameters('/api/v1/status', { dataset: name }), (changed) => concernsDataset(changed, name))
   const history = useData<DatasetHistory>(data ? `${path}/history` : null, (changed) => concernsDataset(changed, name))
   if (error && !data)
     return error.status === 404 ? (
@@ -87,12 +113,13 @@ export function DatasetPage({ name }: { name: string }) {
   const view = status.data?.datasets.find((one) => one.dataset === name)
   const entry = data.dataset
   const isVirtual = data.sql !== undefined || entry.storage === 'virtual'
+  const hasNoPositions = entry.commits > 0 && entry.cursor === undefined && entry.coverage === undefined // such as a query's result
   return (
     <Page title={name} side={<A class="button" href={address.graph({ dag: entry.dag, at: `dataset:${name}` })}>In the graph</A>}>
       {entry.description && <p class="lead">{entry.description}</p>}
       <div class="columns">
         <div class="column-main">
-          {!isVirtual && entry.events === undefined && <Held name={name} producers={data.produced_by ?? []} />}
+          {!isVirtual && entry.events === undefined && !hasNoPositions && <Held name={name} producers={data.produced_by ?? []} />}
           <Checks view={view} />
           {!isVirtual && entry.events === undefined && <Growth history={history.data} />}
           <Schema columns={data.columns} position={data.position} />

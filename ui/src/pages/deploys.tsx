@@ -1,5 +1,5 @@
 // Versions of DAGs: what serves, what is being built, and the ways from one to another.
-import { useMemo, useState } from 'preact/hooks'
+import { useState } from 'preact/hooks'
 import { attempt } from '../actions'
 import { post, withParameters } from '../api'
 import { Confirm } from '../confirm'
@@ -10,15 +10,11 @@ import { BuildingDiff, PlanFile } from './plan'
 import { A, Button, Empty, Loading, Page, Problem, State, Time, toast } from '../parts'
 import { address } from '../router'
 import { isAdmin } from '../session'
-import type { GraphResponse, MovedResponse, VersionsResponse, VersionView } from '../types'
+import type { OverviewResponse, MovedResponse, VersionsResponse, VersionView } from '../types'
 
 export function DeploysPage() {
-  const { data, error, reload } = useData<GraphResponse>('/api/v1/graph', (changed) => (changed.dags ?? []).length > 0)
-  const dags = useMemo(() => {
-    const found = new Map<string, { version: number; jobs: number }>()
-    for (const job of data?.jobs ?? []) found.set(job.dag, { version: job.version, jobs: (found.get(job.dag)?.jobs ?? 0) + 1 })
-    return [...found].sort(([a], [b]) => a.localeCompare(b))
-  }, [data])
+  const { data, error, reload } = useData<OverviewResponse>('/api/v1/overview', (changed) => (changed.dags ?? []).length > 0)
+  const dags = data?.dags ?? []
   return (
     <Page title="Deploys">
       {error && <Problem error={error} retry={reload} />}
@@ -31,7 +27,7 @@ export function DeploysPage() {
       )}
       {isAdmin() && data && <PlanFile />}
       <div class="cards spaced">
-        {dags.map(([dag, { version, jobs }]) => (
+        {dags.map(({ dag, version, jobs }) => (
           <section class="card" key={dag}>
             <h2><A href={address.deploys(dag)}>{dag}</A></h2>
             <p class="muted">Version {version} serves, {counted(jobs, 'job')}</p>

@@ -9,7 +9,7 @@ import { Icon, type IconName } from '../icons'
 import { concernsJob } from '../live'
 import { A, Button, Copy, DatasetName, Empty, Loading, Page, Problem, State, Time } from '../parts'
 import { address, go, place, setQuery } from '../router'
-import type { CatalogResponse, Effect, EffectsResponse, EventList, EventView } from '../types'
+import type { OverviewResponse, Effect, EffectsResponse, EventList, EventView } from '../types'
 
 const PER_PAGE = 50
 const MOST_COUNTED = 1000
@@ -26,7 +26,7 @@ export function EventsPage() {
   }
   const path = withParameters('/api/v1/events', { ...filter, limit: PER_PAGE })
   const first = useData<EventList>(path, (changed) => (changed.datasets ?? changed.jobs ?? []).length > 0)
-  const catalog = useData<CatalogResponse>('/api/v1/datasets')
+  const all = useData<OverviewResponse>('/api/v1/overview')
   const [older, setOlder] = useState<{ path: string; events: EventView[]; before?: number }>({ path: '', events: [] })
   const more = older.path === path ? older : undefined
   const newest = first.data?.events ?? []
@@ -47,7 +47,7 @@ export function EventsPage() {
             set={(dataset) => setQuery({ dataset, start: undefined, end: undefined })} />
         </label>
         <datalist id="event-datasets">
-          {catalog.data?.datasets.map((one) => <option key={one.dataset} value={one.dataset} />)}
+          {all.data?.dags.flatMap((one) => one.datasets ?? []).map((name) => <option key={name} value={name} />)}
         </datalist>
         <label class="field">
           <span>Kind</span>

@@ -3,28 +3,33 @@ import { useMemo, useRef, useState } from 'preact/hooks'
 import { ApiError, post, withParameters } from '../api'
 import { type Loaded, useData } from '../data'
 import { brief, bytes, count, counted } from '../format'
-import { type DatasetNode, type Edge, graphOf, type JobNode, type Node } from '../graph/model'
+import { type DatasetNode, type Edge, graphOf, graphOfDags, isTooMuch, type JobNode, type Node } from '../graph/model'
 import { GraphView, saying } from '../graph/view'
 import { A, Button, Empty, Fact, Facts, Loading, Problem, sentence, State, toast } from '../parts'
 import { address, go, place, setQuery } from '../router'
 import { mayWrite } from '../session'
-import type { ColumnLineage, DatasetDetail, GraphResponse, StatusResponse } from '../types'
+import type { ColumnLineage, OverviewResponse, DatasetDetail, GraphResponse, StatusResponse } from '../types'
 
 export function GraphPage() {
   const query = place.value.query
   const dag = query.get('dag') ?? ''
   const chosen = query.get('at') ?? undefined
   const [wanted, setWanted] = useState('')
-  const structure = useData<GraphResponse>('/api/v1/graph', (changed) => (changed.dags ?? []).length + (changed.jobs ?? []).length > 0)
-  const status = useData<StatusResponse>('/api/v1/status', (changed) => (changed.jobs ?? changed.datasets ?? []).length > 0 || (changed.datasets ?? []).length > 0)
+  const all = useData<OverviewResponse>('/api/v1/overview', (changed) => (changed.dags ?? []).length > 0)
+  const ofDags = !dag && all.data && isTooMuch(all.data) ? all.data : undefined
+  const isAsked = dag !== '' || (all.data !== undefined && !ofDags)
+  const structure = useData<GraphResponse>(isAsked ? withParameters('/api/v1/graph', { dag }) : null, (changed) => (changed.dags ?? []).length + (changed.jobs ?? []).length > 0)
+  const status = useData<StatusResponse>(withParameters('/api/v1/status', dag ? { dag } : { datasets: isAsked ? undefined : 'false' }), (changed) => (changed.jobs ?? changed.datasets ?? []).length > 0 || (changed.datasets ?? []).length > 0)
+  const error = structure.error ?? all.error
   const rates = useRates(status.data)
-  const dags = useMemo(() => [...new Set(structure.data?.jobs.map((job) => job.dag))].sort(), [structure.data])
+  const dags = useMemo(() => all.data?.dags.map((one) => one.dag) ?? [], [all.data])
   const graph = useMemo(() => {
+    if (ofDags) return graphOfDags(ofDags, status.data)
     if (!structure.data) return undefined
-    const drawn = graphOf(dag ? of(structure.data, dag) : structure.data, status.data, !dag)
+    const drawn = graphOf(structure.data, status.data)
     for (const node of drawn.nodes) if (node.kind === 'dataset') node.rate = rates.get(node.name)
     return drawn
-  }, [structure.data, status.data, dag, rates])
+  }, [ofDags, structure.data, status.data, rates])
   const found = useMemo(() => {
     const text = wanted.trim().toLowerCase()
     if (!text || !graph) return undefined
@@ -70,8 +75,8 @@ export function GraphPage() {
         <Legend />
         {graph && <Totals nodes={graph.nodes} />}
       </header>
-      {structure.error && <Problem error={structure.error} retry={structure.reload} />}
-      {!structure.data && !structure.error && <Loading />}
+      {error && <Problem error={error} retry={() => (all.reload(), structure.reload())} />}
+      {!graph && !error && <Loading />}
       {graph && graph.nodes.length === 0 && <Nothing />}
       {graph && graph.nodes.length > 0 && (
         <div class="graph-and-panel">
@@ -104,13 +109,6 @@ function useRates(status?: StatusResponse): Map<string, number> {
     }
     return rates
   }, [status])
-}
-
-/** The jobs of a DAG, with the datasets that they read elsewhere. */
-function of(all: GraphResponse, dag: string): GraphResponse {
-  const jobs = all.jobs.filter((job) => job.dag === dag)
-  const used = new Set(jobs.flatMap((job) => [...(job.writes ?? []), ...(job.reads ?? []).map((read) => read.dataset)]))
-  return { jobs, datasets: all.datasets.filter((one) => one.dag === dag || used.has(one.dataset)) }
 }
 
 function Nothing() {

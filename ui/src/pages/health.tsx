@@ -5,15 +5,17 @@ import { Icon } from '../icons'
 import { A, Empty, Fact, Facts, Loading, Page, Problem, sentence, State, Time } from '../parts'
 import { address } from '../router'
 import { isAdmin } from '../session'
-import type { GraphJob, GraphResponse, HealthResponse, StatusResponse } from '../types'
+import type { OverviewResponse, GraphJob, GraphResponse, HealthResponse, StatusResponse } from '../types'
 
 const SLOW_SECONDS = 10
 
 export function HealthPage() {
-  const { data, error, reload } = useData<StatusResponse>('/api/v1/status', () => true)
-  const graph = useData<GraphResponse>('/api/v1/graph', (changed) => (changed.jobs ?? []).length + (changed.dags ?? []).length > 0)
+  const { data, error, reload } = useData<StatusResponse>('/api/v1/status?unmet=true', () => true)
+  const all = useData<OverviewResponse>('/api/v1/overview', (changed) => (changed.dags ?? []).length > 0)
+  const waiting = useData<GraphResponse>('/api/v1/graph?waiting=true', (changed) => (changed.jobs ?? []).length + (changed.dags ?? []).length > 0)
   const health = useData<HealthResponse>('/api/v1/health', (changed) => (changed.jobs ?? []).length > 0)
-  const jobs = graph.data?.jobs ?? []
+  const jobs = waiting.data?.jobs ?? []
+  const dags = all.data?.dags ?? []
   if (error && !data) return <Problem error={error} retry={reload} />
   if (!data) return <Loading />
   const dead = (data.failed ?? []).filter((one) => one.state === 'dead')
@@ -119,8 +121,8 @@ export function HealthPage() {
         <section class="card">
           <h2>Counts</h2>
           <Facts>
-            <Fact name="Jobs">{count(jobs.length)}</Fact>
-            <Fact name="Datasets">{count(data.datasets.length)}</Fact>
+            <Fact name="Jobs">{count(dags.reduce((sum, one) => sum + one.jobs, 0))}</Fact>
+            <Fact name="Datasets">{count(dags.reduce((sum, one) => sum + (one.datasets ?? []).length, 0))}</Fact>
             <Fact name="Running">{count(sum(data, 'running'))}</Fact>
             <Fact name="Waiting">{count(sum(data, 'queued') + sum(data, 'dispatched'))}</Fact>
             <Fact name="Superseded">{count(data.dead_superseded ?? 0)} <span class="muted">dead, and their work has been done since</span></Fact>

@@ -158,7 +158,7 @@ function planned(dag: string, serving: GraphResponse, steps: PlanSteps): Compare
   for (const one of steps.datasets_changed) if (!changes.has(`dataset:${one.dataset}`)) changes.set(`dataset:${one.dataset}`, 'in_place')
   for (const name of steps.datasets_added) changes.set(`dataset:${name}`, 'added')
   for (const name of steps.datasets_removed) changes.set(`dataset:${name}`, 'removed')
-  return { graph: graphOf(withDatasets(dag, jobs, serving), undefined, false), changes }
+  return { graph: graphOf(withDatasets(dag, jobs, serving), undefined), changes }
 }
 
 const roles = (one: GraphJob, step: JobChangeView) => (step.reads ?? []).map((dataset) => one.reads?.find((read) => read.dataset === dataset) ?? { dataset })
@@ -176,7 +176,7 @@ function built(dag: string, serving: GraphResponse, building: GraphResponse): Co
     changes.set(`job:${dag}/${one.job}`, 'removed')
     for (const name of one.writes ?? []) if (!changes.has(`dataset:${name}`)) changes.set(`dataset:${name}`, 'removed')
   }
-  return { graph: graphOf(withDatasets(dag, [...building.jobs, ...gone], serving), undefined, false), changes }
+  return { graph: graphOf(withDatasets(dag, [...building.jobs, ...gone], serving), undefined), changes }
 }
 
 function withDatasets(dag: string, jobs: GraphJob[], serving: GraphResponse): GraphResponse {

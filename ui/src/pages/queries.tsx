@@ -11,7 +11,7 @@ import { AsOfField, SqlField } from '../query/fields'
 import { ResultFigure } from '../query/figure'
 import { address, go, place, setQuery } from '../router'
 import { compared, isUnique, type Table } from '../table'
-import type { CatalogResponse, QueryPlan } from '../types'
+import type { OverviewResponse, QueryPlan } from '../types'
 
 const KEPT = 'traceplane-query'
 const LONGEST_LINK = 6_000
@@ -35,8 +35,8 @@ export function QueriesPage() {
   const [values, setValues] = useState<Record<string, string>>(() => valuesIn(place.peek().query))
   const [outcome, setOutcome] = useState<Outcome>()
   const [busy, setBusy] = useState<AbortController>()
-  const catalog = useData<CatalogResponse>('/api/v1/datasets')
-  const dags = useMemo(() => dagsOf(catalog.data, sql), [catalog.data, sql])
+  const all = useData<OverviewResponse>('/api/v1/overview')
+  const dags = useMemo(() => dagsOf(all.data, sql), [all.data, sql])
   const names = parametersOf(sql)
   const isReady = sql.trim() !== '' && busy === undefined
   const remember = () => {
@@ -129,10 +129,10 @@ function linkOf(sql: string, asOf: AsOf, versus: AsOf | undefined, values: Recor
 }
 
 /** Those of datasets that the text names come first. */
-function dagsOf(catalog: CatalogResponse | undefined, sql: string): string[] {
-  const datasets = catalog?.datasets ?? []
-  const named = datasets.filter((one) => sql.includes(one.dataset))
-  return [...new Set([...named, ...datasets].map((one) => one.dag))]
+function dagsOf(all: OverviewResponse | undefined, sql: string): string[] {
+  const dags = all?.dags ?? []
+  const named = dags.filter((one) => (one.datasets ?? []).some((name) => sql.includes(name)))
+  return [...new Set([...named, ...dags].map((one) => one.dag))]
 }
 
 function Result({ outcome, hasText }: { outcome?: Outcome; hasText: boolean }) {

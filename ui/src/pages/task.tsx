@@ -45,7 +45,7 @@ export function TaskPage({ id }: { id: string }) {
       side={
         mayWrite() && (
           <>
-            {(task.state === 'dead' || task.state === 'canceled') && (
+            {(task.state === 'dead' || task.state === 'canceled') && task.standing !== 'retired' && (
               <Button icon="retry" look="primary" onClick={() => void change('retry')}>Retry</Button>
             )}
             {task.state === 'dead' && task.standing === 'open' && (
@@ -236,9 +236,12 @@ function Why({ task, explained }: { task: TaskView; explained?: ExplainResponse 
   )
 }
 
+/** Where a worker keeps the code of a deploy, which says nothing to whoever wrote it. */
+const CODE_FOLDER = /[^\s"']*\/code_bundles\/[0-9a-f]{64}\//g
+
 /** The user's own line stands out of the frames of libraries. */
 function Failure({ error }: { error: Record<string, unknown> }) {
-  const text = (name: string) => (error[name] === undefined || error[name] === null ? undefined : String(error[name]))
+  const text = (name: string) => (error[name] === undefined || error[name] === null ? undefined : String(error[name]).replaceAll(CODE_FOLDER, ''))
   const traceback = text('traceback')?.trimEnd().split('\n') ?? []
   const file = text('file')
   const line = text('line')

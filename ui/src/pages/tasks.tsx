@@ -8,7 +8,7 @@ import { A, Button, Empty, Loading, Page, Problem, sentence, State, Time, toast 
 import { address, go, place, setQuery } from '../router'
 import { concernsJob } from '../live'
 import { mayWrite } from '../session'
-import type { GraphResponse, TaskChanges, TasksResponse, TaskView } from '../types'
+import type { OverviewResponse, GraphResponse, TaskChanges, TasksResponse, TaskView } from '../types'
 
 const STATES = ['queued', 'dispatched', 'running', 'completed', 'dead', 'canceled']
 const STANDINGS = ['open', 'superseded', 'retired', 'acknowledged']
@@ -167,9 +167,10 @@ function Row({ task, chosen, toggle }: { task: TaskView; chosen: boolean; toggle
 }
 
 function Filters({ filter }: { filter: Record<string, string> }) {
-  const { data } = useData<GraphResponse>('/api/v1/graph')
-  const dags = [...new Set(data?.jobs.map((job) => job.dag))].sort()
-  const jobs = data?.jobs.filter((job) => job.dag === filter.dag).map((job) => job.job) ?? []
+  const all = useData<OverviewResponse>('/api/v1/overview')
+  const one = useData<GraphResponse>(filter.dag ? withParameters('/api/v1/graph', { dag: filter.dag }) : null)
+  const dags = all.data?.dags.map(({ dag }) => dag) ?? []
+  const jobs = one.data?.jobs.map((job) => job.job) ?? []
   const withChosen = (names: string[], one: string | undefined) => (one && !names.includes(one) ? [one, ...names] : names)
   return (
     <div class="filters" role="search">

@@ -4,7 +4,7 @@ import { get, withParameters } from '../api'
 import { useData } from '../data'
 import type { Editor } from '../editor'
 import { Loading } from '../parts'
-import type { CatalogResponse, DatasetDetail, VersionsResponse } from '../types'
+import type { OverviewResponse, DatasetDetail, VersionsResponse } from '../types'
 import { type AsOf, versionOf } from './asked'
 
 const columnsOf = new Map<string, Promise<{ name: string; type: string }[]>>()
@@ -26,9 +26,9 @@ export function SqlField({ sql, set, run }: { sql: string; set: (sql: string) =>
   const host = useRef<HTMLDivElement>(null)
   const editor = useRef<Editor | null>(null)
   const [state, setState] = useState<'loading' | 'there' | 'failed'>('loading')
-  const catalog = useData<CatalogResponse>('/api/v1/datasets')
+  const all = useData<OverviewResponse>('/api/v1/overview')
   const latest = useRef({ sql, set, run, datasets: [] as string[] })
-  latest.current = { sql, set, run, datasets: catalog.data?.datasets.map((one) => one.dataset) ?? [] }
+  latest.current = { sql, set, run, datasets: all.data?.dags.flatMap((one) => one.datasets ?? []) ?? [] }
   useEffect(() => {
     let over = false
     import('../editor')

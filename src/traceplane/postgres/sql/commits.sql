@@ -239,7 +239,7 @@ from (select generation_id, max(superseded_at) as until from gone group by gener
 where k.generation_id = g.generation_id
 
 -- name: summary
--- Rows and bytes that readers see, per dataset of an organization; `at_most` if newer commits have replaced some of the
+-- Rows and bytes that readers see, per dataset of an organization, or of those named; `at_most` if newer commits have replaced some of the
 -- counted rows.
 select d.dataset_id, d.current_generation_id as generation_id, d.definition->>'storage' as storage,
        coalesce(t.commits, 0) as commits, least(coalesce(t.row_count, 0), 9223372036854775807)::bigint as rows,
@@ -248,4 +248,5 @@ select d.dataset_id, d.current_generation_id as generation_id, d.definition->>'s
 from datasets d join orgs o using (org_id)
 left join generation_totals t on t.generation_id = d.current_generation_id
 left join generation_cursors gc on gc.generation_id = d.current_generation_id
-where o.slug = $1 and d.current_generation_id is not null order by d.dataset_id
+where o.slug = $1 and d.current_generation_id is not null and ($2::text[] is null or d.dataset_id = any($2))
+order by d.dataset_id

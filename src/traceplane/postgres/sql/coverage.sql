@@ -184,7 +184,7 @@ select (select count(*) from wanted) as made,
 delete from catch_ups where job_id = $1 and generation_id = $2
 
 -- name: of_datasets
--- What readers of an organization's datasets have: first and last position, the gaps between, and scopes whose task is
+-- What readers of an organization's datasets, or of those named, have: first and last position, the gaps between, and scopes whose task is
 -- dead and that nothing else covers. Executions of pipelines have their own positions, so there are no gaps between them.
 with served as materialized (
   select d.org_id, d.dataset_id, d.dataset_uuid, d.current_generation_id as generation_id, j.job_id,
@@ -192,7 +192,7 @@ with served as materialized (
   from datasets d join orgs o using (org_id)
   join job_outputs x on x.generation_id = d.current_generation_id
   join jobs j on j.job_id = x.job_id and j.routed and not j.building and j.source_kind is distinct from 'pipeline'
-  where o.slug = $1 and ($2::text is null or d.dataset_id = $2)
+  where o.slug = $1 and ($2::text[] is null or d.dataset_id = any($2))
 ), covered as (
   select c.generation_id, range_agg(r) as held
   from generation_coverage c join (select distinct generation_id from served) s using (generation_id), unnest(c.positions) r

@@ -2,14 +2,16 @@
 
 -- name: jobs
 -- The jobs that serve or, with $3, those of the versions that are being built, with what they read and write, and what
--- holds them.
+-- holds them. With $4, only those that something holds or somebody paused.
 with serving as materialized (
   select d.dag_id, d.name as dag, v.number as version, m.job_id
   from dags d join orgs o using (org_id) join dag_versions v on v.dag_version_id = case when $3::boolean
     then (select b.dag_version_id from dag_versions b where b.dag_id = d.dag_id and b.state = 'building')
     else d.active_version_id end
   join dag_version_jobs m using (dag_version_id)
-  where o.slug = $1 and ($2::text is null or d.name = $2)
+  where o.slug = $1 and ($2::text is null or d.name = $2) and (not $4::boolean
+    or exists (select 1 from job_holds h where h.job_id = m.job_id)
+    or exists (select 1 from job_pauses z join jobs j on j.name = z.job where z.dag_id = d.dag_id and j.job_id = m.job_id))
 ), reading as (
   select i.job_id, jsonb_agg(jsonb_build_object('dataset', x.dataset_id, 'role', i.role) order by i.input_index) as reads
   from serving s join job_inputs i using (job_id) join datasets x using (dataset_uuid) group by i.job_id
@@ -45,6 +47,31 @@ left join lateral (
   where n.dag_version_id = d.active_version_id and x.name = j.name
 ) s on true
 where o.slug = $1 and ($2::text is null or d.name = $2) and s.job_id is distinct from j.job_id
+
+-- name: dags
+-- The DAGs that serve, with their jobs and datasets, and the datasets of others that they read.
+with serving as materialized (
+  select d.org_id, d.dag_id, d.name as dag, v.number as version, m.job_id
+  from dags d join orgs o using (org_id) join dag_versions v on v.dag_version_id = d.active_version_id
+  join dag_version_jobs m using (dag_version_id) where o.slug = $1
+), reading as (
+  select dag_id, array_agg(distinct dataset_id) as reads from (
+    select s.dag_id, x.dag_id as owner, x.dataset_id
+    from serving s join job_inputs i using (job_id) join datasets x using (dataset_uuid)
+    union all
+    select s.dag_id, x.dag_id, x.dataset_id
+    from serving s join jobs j on j.job_id = s.job_id and j.definition ? 'virtual'
+    cross join lateral jsonb_path_query(j.definition, '$.virtual.inputs[*].dataset_id') v
+    join datasets x on x.org_id = s.org_id and x.dataset_id = v #>> '{}') r
+  where owner <> dag_id group by dag_id
+), written as (
+  select x.dag_id, array_agg(x.dataset_id order by x.dataset_id) as datasets
+  from datasets x join orgs o using (org_id) where o.slug = $1 and x.current_generation_id is not null group by x.dag_id
+)
+select n.dag, n.version, n.jobs, coalesce(w.datasets, '{}') as datasets, coalesce(r.reads, '{}') as reads
+from (select s.dag_id, s.dag, s.version, array_agg(j.name order by s.job_id) as jobs
+      from serving s join jobs j using (job_id) group by s.dag_id, s.dag, s.version) n
+left join reading r using (dag_id) left join written w using (dag_id) order by n.dag
 
 -- name: datasets
 -- The datasets that serve.

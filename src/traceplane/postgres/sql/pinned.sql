@@ -66,6 +66,18 @@ left join generation_schemas s on s.generation_id = r.generation_id
 left join generation_cursors k on k.generation_id = r.generation_id
 order by p.dataset_id
 
+-- name: names
+-- The first names, after one, of all datasets as above that have some text in their name, that of their DAG or their
+-- description.
+select d.dataset_id
+from datasets d join orgs o using (org_id) join dags g on g.dag_id = d.dag_id
+where o.slug = $1 and ($3::text is null or d.dataset_id > $3) and (d.current_generation_id is not null or exists (
+    select 1 from dag_versions b join dag_version_datasets m using (dag_version_id)
+    where b.dag_id = d.dag_id and b.state = 'building' and m.dataset_uuid = d.dataset_uuid))
+  and ($2::text is null
+    or strpos(lower(concat_ws(' ', d.dataset_id, g.name, d.definition->>'description')), lower($2)) > 0)
+order by d.dataset_id limit $4
+
 -- name: last_version_with
 -- The last version that served a dataset.
 select v.dag_version_id, v.number, v.state
