@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from traceplane.cli import audit, deploys, main, output, secrets, whereabouts
+from traceplane.cli import audit, deploys, main, output, queries, secrets, whereabouts
 from traceplane.cli.failures import error_text, explained
 from traceplane.cli.grammar import Noun
 from traceplane.cli.main import cli
@@ -435,3 +435,23 @@ def test_a_token_of_another_organization_than_the_setting_is_refused_with_both_n
         raise Forbidden("access.other_org", "the token is one of the organization default")
     assert (refused.value.code, refused.value.value) == ("cli.other_org", "acme")
     assert "default" in refused.value.message
+
+
+def test_the_suffix_of_a_result_names_its_format_or_is_refused() -> None:
+    for name, format_ in (
+        ("rows.csv", "csv"),
+        ("rows.PARQUET", "parquet"),
+        ("rows", "table"),
+        ("a.txt", "table"),
+    ):
+        assert queries._format_of(Path(name)) == format_
+    assert queries._format_of(None) == "table"
+    with pytest.raises(InvalidInput, match=r"rows\.xyz.*--format") as refused:
+        queries._format_of(Path("rows.xyz"))
+    assert refused.value.code == "cli.unknown_format"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_both_names_of_the_command_are_completed(shell: str) -> None:
+    printed = CliRunner().invoke(main.cli, ["completion", shell]).output
+    assert {"traceplane", "tp"} <= set(re.findall(r"\b(?:traceplane|tp)\b", printed))

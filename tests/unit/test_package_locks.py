@@ -197,6 +197,11 @@ def test_packages_that_the_platform_has_loaded_keep_their_version(project: Proje
     with pytest.raises(InvalidInput, match=f"msgspec=={ours}") as refused:
         project.request(dag_text("requirements: [old]"))
     assert refused.value.code == "requirements.shared_package"
+    # A version that nobody has is told in the same words.
+    for named in ("msgspec==0.1", "msgspec==0.0.9"):
+        with pytest.raises(InvalidInput, match=f"msgspec {ours} loaded") as refused:
+            project.request(dag_text(f"requirements: ['{named}']"))
+        assert (refused.value.code, refused.value.value) == ("requirements.shared_package", named)
     lock = f"msgspec==0.1 --hash=sha256:{'0' * 64}"
     with pytest.raises(InvalidInput) as refused:
         project.request(dag_text("requirements: needs.txt"), needs=lock)

@@ -17,4 +17,5 @@ def completion(context: click.Context, shell: str) -> None:
     """Print the script that completes commands in SHELL; for bash: source <(traceplane completion bash)."""
     kind = get_completion_class(shell)
     assert kind is not None
-    say_lines(kind(context.find_root().command, {}, "traceplane", _VARIABLE).source())
+    for name in ("traceplane", "tp"):
+        say_lines(kind(context.find_root().command, {}, name, _VARIABLE).source())

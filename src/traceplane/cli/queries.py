@@ -166,7 +166,16 @@ def _text_of(sql: str | None, file: Path | None) -> str:
 
 def _format_of(output: Path | None) -> str:
     suffix = "" if output is None else output.suffix.lower().removeprefix(".")
-    return suffix if suffix in _FORMATS else "table"
+    if suffix in ("", "txt"):
+        return "table"
+    if suffix not in _FORMATS:
+        raise InvalidInput(
+            "cli.unknown_format",
+            "the suffix of --output is that of no format",
+            value=str(output),
+            next_step=f"end it with .{', .'.join(_FORMATS[1:])}, or say which with --format",
+        )
+    return suffix
 
 
 def _explain(settings: Settings, request: QueryRequest, as_json: bool) -> None:

@@ -152,6 +152,16 @@ def _unsatisfiable(
     folder: Path,
     done: subprocess.CompletedProcess[bytes],
 ) -> InvalidInput:
+    for one in wanted:
+        name = requirements.package_of(one)
+        if name in shared and _compile([one], shared, folder).returncode == uv_command.UNSATISFIABLE:
+            return InvalidInput(
+                "requirements.shared_package",
+                f"Traceplane itself has {name} {shared[name]} loaded in the processes that run operators, and they name"
+                " others",
+                value=one,
+                next_step=f"allow {name} {shared[name]}, or leave it out: operators can import it anyway",
+            )
     if _compile(wanted, {}, folder).returncode == 0:
         return InvalidInput(
             "requirements.shared_package",

@@ -311,7 +311,7 @@ def listen(host: str, port: int) -> socket.socket:
                 "another process is listening on this port",
                 value=f"{host}:{port}",
                 next_step="stop it (is it another `traceplane up`?), or choose other ports with the settings"
-                " gateway_port, dispatcher_port and trigger_port",
+                " gateway_port, dispatcher_port and trigger_port, and …_metrics_port of each",
             ) from error
         raise InvalidInput(
             "service.address_unusable",
