@@ -31,6 +31,16 @@ async def delete(plane: ControlPlane, dag: str, *, force: bool = False) -> Delet
     return await plane.api.deploys.delete(plane._call(DeleteRequest(dag, force)))
 
 
+async def test_a_dag_that_is_not_there_is_told_with_the_one_that_was_meant(plane: ControlPlane) -> None:
+    await plane.deploy(DAG)
+    for wrong in (lambda: plane.rollback("mian"), lambda: delete(plane, "mian")):
+        with pytest.raises(NotFound, match="did you mean 'main'") as refused:
+            await wrong()
+        assert (refused.value.code, refused.value.value) == ("dag.unknown", "mian")
+    with pytest.raises(NotFound, match="traceplane versions main"):
+        await plane.rollback("main", to=7)
+
+
 async def test_a_deleted_dag_disappears_and_its_names_are_free(plane: ControlPlane) -> None:
     await plane.deploy(DAG)
     await plane.emit("in", range(3))

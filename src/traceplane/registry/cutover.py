@@ -13,6 +13,7 @@ from uuid import UUID
 
 from traceplane.crash_points import crash_point
 from traceplane.errors import Conflict, NotFound
+from traceplane.model.near_names import nearest
 from traceplane.operators.alerting import ROUTE
 from traceplane.postgres import (
     aggregator,
@@ -84,7 +85,7 @@ async def cut_over(database: Database, org: str, dag: str, *, drop_missing: bool
 
     async def once() -> Moved | Missing:
         async with database.transaction("cutover") as tx:
-            locked = await _locked(tx, org, dag)
+            locked = await lock(tx, org, dag)
             version_id, number = _building(locked, dag)
             await coverage.lock_serving(tx, version_id)
             missing = await versions.missing(tx, version_id, drop=drop_missing)
@@ -105,21 +106,21 @@ async def roll_back(
 
     async def once() -> Moved:
         async with database.transaction("cutover") as tx:
-            locked = await _locked(tx, org, dag)
+            locked = await lock(tx, org, dag)
             target = await versions.by_number(tx, locked.dag_id, to)
             if target is None:
                 raise NotFound(
                     "version.unknown",
                     "there is no such version" if to is not None else "no earlier version has served",
                     value=to if to is not None else dag,
-                    next_step="see `traceplane versions`",
+                    next_step=f"see `traceplane versions {dag}`",
                 )
             if target.state != "retired":
                 raise Conflict(
                     _WHY_NOT.get(target.state, "version.never_served"),
                     f"version {target.number} is {target.state}",
                     value=target.number,
-                    next_step="choose one that was active before; see `traceplane versions`",
+                    next_step=f"choose one that was active before; see `traceplane versions {dag}`",
                 )
             if not drop_missing:
                 await coverage.lock_serving(tx, target.dag_version_id)
@@ -162,7 +163,7 @@ async def abort(database: Database, org: str, dag: str) -> int:
 
     async def once() -> int:
         async with database.transaction("cutover") as tx:
-            locked = await _locked(tx, org, dag)
+            locked = await lock(tx, org, dag)
             version_id, number = _building(locked, dag)
             await give_up(tx, version_id)
             await notify_dispatchers(tx)
@@ -192,8 +193,11 @@ async def give_up(tx: Transaction, version_id: UUID) -> None:
     await tasks.cancel_retired(tx, _CANCELED_AT_ONCE)
 
 
-async def _locked(tx: Transaction, org: str, dag: str) -> Versions:
+async def lock(tx: Transaction, org: str, dag: str) -> Versions:
+    """The versions of a DAG that is deployed."""
     locked = await versions.lock(tx, org, dag)
     if locked is None or (locked.active is None and locked.building is None):
-        raise NotFound("dag.unknown", "there is no such DAG", value=dag, next_step="see `traceplane dags`")
+        others = [name for name in await registry.job_names(tx, org) if name != dag]
+        step = nearest(dag, others) or "see `traceplane dags`"
+        raise NotFound("dag.unknown", "there is no such DAG", value=dag, next_step=step)
     return locked

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from traceplane.errors import Conflict, NotFound
+from traceplane.errors import Conflict
 from traceplane.postgres import cron_schedules, job_pauses, registry, tasks, versions
 from traceplane.postgres.database import Database, Transaction, retry_on_conflict
 from traceplane.postgres.events import notify_dispatchers
+from traceplane.registry import cutover
 from traceplane.sql import virtual
 
 _CANCELED_AT_ONCE = 500
@@ -32,11 +33,7 @@ async def delete(database: Database, org: str, dag: str, *, force: bool) -> Dele
 
     async def once() -> Deleted:
         async with database.transaction("cutover") as tx:
-            locked = await versions.lock(tx, org, dag)
-            if locked is None or (locked.active is None and locked.building is None):
-                raise NotFound(
-                    "dag.unknown", "there is no such DAG", value=dag, next_step="see `traceplane dags`"
-                )
+            locked = await cutover.lock(tx, org, dag)
             datasets, readers = await _datasets_and_readers(tx, org, dag, locked.dag_id)
             if readers and not force:
                 more = f" and {len(readers) - _NAMED} more" if len(readers) > _NAMED else ""
