@@ -213,6 +213,9 @@ class _Session:
         if (failure.newest, failure.state) in self._shown:
             return
         self._shown.add((failure.newest, failure.state))
+        scope = f", scope {failure.scope}" if failure.scope is not None else ""
+        again = "" if failure.state == "dead" else ", and is tried again"
+        say(f"{failure.dag}/{failure.job}{scope} failed{again}:", err=True)
         path = f"/api/v1/tasks/{failure.newest}/explain"
         for item in explained(await self._caller.call("GET", path, ExplainResponse)):
             say_lines(item, err=True)

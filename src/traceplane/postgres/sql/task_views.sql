@@ -21,19 +21,28 @@ select f.dag, f.job, f.standing, f.code, f.tasks, f.task_id, t.error, t.partitio
 from found f join tasks t using (task_id) order by f.dag, f.job, f.tasks desc
 
 -- name: list
--- Tasks for people, newest first. Planned for each call, since the best index depends on the filter.
-select t.task_id, d.name as dag, j.name as job, t.state, t.kind, t.partition_key, t.range_start, t.range_end,
-       t.attempt, j.max_attempts + t.granted_attempts as max_attempts, t.priority, t.worker_id, t.created_at, t.started_at, t.finished_at, t.error,
-       t.progress, t.cancel_requested, x.standing
-from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
-left join lateral (select standing from dead_tasks where task_id = t.task_id and t.stage = 3 offset 0) x on true
-where o.slug = $8 and ($1::text is null or d.name = $1) and ($2::text is null or j.name = $2)
-  and ($3::task_state is null or t.state = $3) and ($7::smallint is null or t.stage = $7)
-  and ($4::uuid is null or t.task_id = $4) and ($6::uuid is null or t.task_id < $6)
-  and ($9::text is null or x.standing = $9)
-  and ($10::bigint is null or t.range_end >= $10) and ($11::bigint is null or t.range_start <= $11)
-  and t.job_id <> all($12::uuid[])
-order by t.task_id desc limit $5
+-- Tasks for people, newest first. Planned for each call, since the best index depends on the filter. How those that are
+-- dead stand is found out for those that are returned, unless it is asked for.
+with page as materialized (
+  select t.task_id, d.name as dag, j.name as job, t.state, t.stage, t.kind, t.partition_key, t.range_start, t.range_end,
+         t.attempt, j.max_attempts + t.granted_attempts as max_attempts, t.priority, t.worker_id, t.created_at,
+         t.started_at, t.finished_at, t.error, t.progress, t.cancel_requested
+  from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+  where o.slug = $8 and ($1::text is null or d.name = $1) and ($2::text is null or j.name = $2)
+    and ($3::task_state is null or t.state = $3) and ($7::smallint is null or t.stage = $7)
+    and ($4::uuid is null or t.task_id = $4) and ($6::uuid is null or t.task_id < $6)
+    and ($9::text is null or t.stage = 3
+      and (select standing from dead_tasks x where x.task_id = t.task_id and t.stage = 3 offset 0) = $9)
+    and ($10::bigint is null or t.range_end >= $10) and ($11::bigint is null or t.range_start <= $11)
+    and t.job_id <> all($12::uuid[])
+  order by t.task_id desc limit $5
+)
+select p.task_id, p.dag, p.job, p.state, p.kind, p.partition_key, p.range_start, p.range_end, p.attempt, p.max_attempts,
+       p.priority, p.worker_id, p.created_at, p.started_at, p.finished_at, p.error, p.progress, p.cancel_requested,
+       x.standing
+from page p left join lateral (
+  select standing from dead_tasks where task_id = p.task_id and p.stage = 3 offset 0) x on true
+order by p.task_id desc
 
 -- name: jobs_of
 -- The jobs of tasks.
