@@ -75,10 +75,9 @@ def backfill(binary: Path, node: str, blocks: int, timeout: float) -> tuple[dict
     """Rows of each table in the Parquet files that it writes, and the seconds of its run."""
     with tempfile.TemporaryDirectory(prefix="bench-cryo-") as folder:
         command = [str(binary), *TABLES, "--rpc", node, "--blocks", f"0:{blocks}", "--output-dir", folder]
-        blocks_at_once = str(
-            CHUNK_BLOCKS
-        )  # one call for the logs of a chunk is faster than one for each block
-        options = ["--no-report", "--chunk-size", blocks_at_once, "--inner-request-size", blocks_at_once]
+        # One call for the logs of a chunk is faster than one for each of its blocks.
+        chunk = str(CHUNK_BLOCKS)
+        options = ["--no-report", "--chunk-size", chunk, "--inner-request-size", chunk]
         began = time.monotonic()
         try:
             done = subprocess.run(

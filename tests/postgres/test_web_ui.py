@@ -414,15 +414,19 @@ async def test_pages_ask_for_what_they_show_of_many_dags_and_datasets(site: Site
         assert status == 200, text
         return json.loads(text)
 
+    await plane.deploy(
+        "version: 1\ndag: views\njobs: []\ndatasets:\n  seen: {storage: virtual, sql: select * from shop.out}\n"
+    )
+    views = {"dag": "views", "version": 1, "jobs": 0, "datasets": ["seen"]}
     shop = {"dag": "shop", "version": 1, "jobs": 2, "datasets": ["shop.in", "shop.out"]}
     pay = {"dag": "pay", "version": 1, "jobs": 2, "datasets": ["pay.bills", "pay.late"], "reads": ["shop"]}
-    assert (await get(admin, "overview"))["dags"] == [pay, shop]
+    assert (await get(admin, "overview"))["dags"] == [pay, shop, views]
     seen = (await get(reader, "overview"))["dags"]
     assert [one for one in seen if one["dag"] == "shop"] == [shop]
     assert "pay.bills" not in str(seen)
 
     whole = {one["dataset"]: one for one in (await get(admin, "status"))["datasets"]}
-    assert set(whole) == {"shop.in", "shop.out", "pay.bills", "pay.late"}
+    assert set(whole) == {"shop.in", "shop.out", "pay.bills", "pay.late", "seen"}
     for path, names in (
         ("status?dag=pay", {"shop.out", "pay.bills", "pay.late"}),
         ("status?dataset=shop.out", {"shop.out"}),
@@ -440,8 +444,9 @@ async def test_pages_ask_for_what_they_show_of_many_dags_and_datasets(site: Site
     assert (waiting["dag"], waiting["job"], waiting["pause"]["reason"]) == ("shop", "copy", "later")
 
     catalog = (await get(admin, "datasets"))["datasets"]
-    assert [one["dataset"] for one in catalog] == ["pay.bills", "pay.late", "shop.in", "shop.out"]
+    assert [one["dataset"] for one in catalog] == ["pay.bills", "pay.late", "seen", "shop.in", "shop.out"]
     first = await get(admin, "datasets?limit=3")
+    assert [one["dataset"] for one in (await get(admin, "graph?dag=views"))["datasets"]] == ["seen"]
     rest = await get(admin, f"datasets?limit=3&after={first['after']}")
     assert (first["datasets"] + rest["datasets"], rest.get("after")) == (catalog, None)
     for find, listed in (

@@ -186,7 +186,9 @@ async def exchange_code(
     record = book.by_hash(code_hash)
     if record is None or record.made_from is None or not await tokens.hold_token(tx, record.made_from):
         return None
-    maker = next(one for one in book.records if one.token_id == record.made_from)
+    maker = next((one for one in book.records if one.token_id == record.made_from), None)
+    if maker is None:
+        return None
     if not await tokens.spend_code(tx, code_hash, BY_CODE):
         return None
     now = await tokens.clock(tx)

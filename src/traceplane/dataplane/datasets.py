@@ -278,9 +278,7 @@ def _write_by_spark(task: OperatorTask, name: str, frame: DataFrame, files: int)
         if path.suffix == ".parquet":
             found += task.add_file(name, path)
         elif path.is_dir():
-            shutil.rmtree(
-                path, ignore_errors=True
-            )  # what executors of another user left; the wrapper removes the rest
+            shutil.rmtree(path, ignore_errors=True)  # left by executors of another user; the wrapper ends it
         else:
             path.unlink()  # a checksum file; sealed files need none
     if written is not None and found != (rows := written.get["rows"]):

@@ -24,6 +24,8 @@ from traceplane.sql.virtual import expand, reads
 from traceplane.wire.queries import CatalogEntry, CatalogQuery, CatalogResponse, ColumnView, DatasetDetail
 
 _EMPTY = GenerationSize(0, 0, 0)
+_MOST_LOOKED_AT = 2_000
+"""Datasets at a time, until a page is full."""
 
 
 async def catalog(database: Database, caller: QueryCaller, query: CatalogQuery) -> CatalogResponse:
@@ -52,7 +54,8 @@ async def _page(
             return found[: query.limit], found[query.limit - 1].dataset_id
         if len(names) < more:
             return found, None
-        after = names[-1]
+        # There may be thousands that the caller may not read.
+        after, more = names[-1], min(more * 4, _MOST_LOOKED_AT)
 
 
 async def detail(database: Database, queries: Queries, caller: QueryCaller, dataset_id: str) -> DatasetDetail:

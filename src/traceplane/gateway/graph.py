@@ -72,7 +72,7 @@ class GraphApi:
             )
             for row in rows
         ]
-        return OverviewResponse([view for view in views if view.jobs])
+        return OverviewResponse([view for view in views if view.jobs or view.datasets])
 
 
 def _job(row: graph.GraphJob, access: Access, change: graph.Change | None) -> GraphJob:

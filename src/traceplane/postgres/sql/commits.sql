@@ -239,8 +239,8 @@ from (select generation_id, max(superseded_at) as until from gone group by gener
 where k.generation_id = g.generation_id
 
 -- name: summary
--- Rows and bytes that readers see, per dataset of an organization, or of those named; `at_most` if newer commits have replaced some of the
--- counted rows.
+-- Rows and bytes that readers see, per dataset of an organization, or of those named; `at_most` if newer commits have
+-- replaced some of the counted rows.
 select d.dataset_id, d.current_generation_id as generation_id, d.definition->>'storage' as storage,
        coalesce(t.commits, 0) as commits, least(coalesce(t.row_count, 0), 9223372036854775807)::bigint as rows,
        least(coalesce(t.bytes, 0), 9223372036854775807)::bigint as bytes, gc.position as cursor,

@@ -184,8 +184,9 @@ select (select count(*) from wanted) as made,
 delete from catch_ups where job_id = $1 and generation_id = $2
 
 -- name: of_datasets
--- What readers of an organization's datasets, or of those named, have: first and last position, the gaps between, and scopes whose task is
--- dead and that nothing else covers. Executions of pipelines have their own positions, so there are no gaps between them.
+-- What readers of an organization's datasets, or of those named, have: first and last position, the gaps between, and
+-- scopes whose task is dead and that nothing else covers. Executions of pipelines have their own positions, so there are
+-- no gaps between them.
 with served as materialized (
   select d.org_id, d.dataset_id, d.dataset_uuid, d.current_generation_id as generation_id, j.job_id,
          d.definition->'partitions' as partitions

@@ -50,10 +50,11 @@ where o.slug = $1 and ($2::text is null or d.name = $2) and s.job_id is distinct
 
 -- name: dags
 -- The DAGs that serve, with their jobs and datasets, and the datasets of others that they read.
-with serving as materialized (
-  select d.org_id, d.dag_id, d.name as dag, v.number as version, m.job_id
-  from dags d join orgs o using (org_id) join dag_versions v on v.dag_version_id = d.active_version_id
-  join dag_version_jobs m using (dag_version_id) where o.slug = $1
+with deployed as materialized (
+  select d.org_id, d.dag_id, d.name as dag, v.number as version, v.dag_version_id
+  from dags d join orgs o using (org_id) join dag_versions v on v.dag_version_id = d.active_version_id where o.slug = $1
+), serving as materialized (
+  select p.org_id, p.dag_id, m.job_id from deployed p join dag_version_jobs m using (dag_version_id)
 ), reading as (
   select dag_id, array_agg(distinct dataset_id) as reads from (
     select s.dag_id, x.dag_id as owner, x.dataset_id
@@ -64,14 +65,16 @@ with serving as materialized (
     cross join lateral jsonb_path_query(j.definition, '$.virtual.inputs[*].dataset_id') v
     join datasets x on x.org_id = s.org_id and x.dataset_id = v #>> '{}') r
   where owner <> dag_id group by dag_id
+), working as (
+  select s.dag_id, array_agg(j.name order by s.job_id) as jobs from serving s join jobs j using (job_id) group by s.dag_id
 ), written as (
   select x.dag_id, array_agg(x.dataset_id order by x.dataset_id) as datasets
-  from datasets x join orgs o using (org_id) where o.slug = $1 and x.current_generation_id is not null group by x.dag_id
+  from datasets x join deployed p using (dag_id) where x.current_generation_id is not null group by x.dag_id
 )
-select n.dag, n.version, n.jobs, coalesce(w.datasets, '{}') as datasets, coalesce(r.reads, '{}') as reads
-from (select s.dag_id, s.dag, s.version, array_agg(j.name order by s.job_id) as jobs
-      from serving s join jobs j using (job_id) group by s.dag_id, s.dag, s.version) n
-left join reading r using (dag_id) left join written w using (dag_id) order by n.dag
+select p.dag, p.version, coalesce(n.jobs, '{}') as jobs, coalesce(w.datasets, '{}') as datasets,
+       coalesce(r.reads, '{}') as reads
+from deployed p left join working n using (dag_id) left join reading r using (dag_id) left join written w using (dag_id)
+order by p.dag
 
 -- name: datasets
 -- The datasets that serve.
