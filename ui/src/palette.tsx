@@ -43,7 +43,7 @@ export function onKey(event: KeyboardEvent): void {
     first = undefined
     const page = pagesOfReader().find((one) => one.key === event.key)
     if (page) go(page.path)
-  }
+  } else document.querySelector<HTMLButtonElement>(`button[data-keys~="${CSS.escape(event.key)}"]`)?.click()
 }
 
 interface Found {

@@ -63,7 +63,7 @@ from traceplane.wire.control import (
 READER, WRITER = "reader", "writer"
 CHANGED_AT_ONCE = 2_000
 _LOGGED_ATTEMPTS = 100
-_LOOKED_AT_PER_JOB = 200
+_LOOKED_AT_PER_JOB = 100
 _RANGES_TOLD = 20
 
 Choose = Callable[[Transaction, TaskFilter], Awaitable[list[UUID]]]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from traceplane.model.near_names import nearest
 from traceplane.operators import config
 from traceplane.operators.spec import OperatorSpec
 
@@ -97,7 +98,8 @@ def problem(name: str) -> UnusableOperator | None:
         return UnusableOperator(
             "deploy.unknown_operator",
             f"there is no operator {name[:100]!r}",
-            f"use one of {', '.join(names())}, or install the package that has it where the gateway runs",
+            nearest(name, names())
+            or f"use one of {', '.join(names())}, or install the package that has it where the gateway runs",
         )
     if len(rivals) > 1:
         packages = " and ".join(map(str, rivals))

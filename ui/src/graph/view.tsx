@@ -26,8 +26,9 @@ interface Props {
 
 const SMALLEST = 0.05
 const LARGEST = 2.5
-/** Smaller than this, one moves along it rather than see all of it, unless one asks for that. */
-const READABLE = 0.5
+/** Smaller than this, one moves along it, large enough to be read, rather than see all of it, unless one asks for that. */
+const SMALLEST_WHOLE = 0.5
+const READABLE = 0.8
 const EDGE = 40
 const STILL_MS = 200
 
@@ -46,7 +47,7 @@ export function GraphView({ graph, chosen, found, changes, choose, open }: Props
     if (!box.current) return // the page was left meanwhile
     const { width, height } = box.current.getBoundingClientRect()
     const scale = Math.min(1.15, (width - EDGE * 2) / placed.width, (height - EDGE * 2) / placed.height)
-    const used = Math.max(isWhole.current ? SMALLEST : READABLE, scale)
+    const used = isWhole.current ? Math.max(SMALLEST, scale) : scale < SMALLEST_WHOLE ? READABLE : scale
     setFrame({ scale: used, x: Math.max(EDGE, (width - placed.width * used) / 2), y: (height - placed.height * used) / 2 })
   }
   const moved = useRef(false) // by somebody: then nothing else moves it
@@ -118,13 +119,6 @@ export function GraphView({ graph, chosen, found, changes, choose, open }: Props
     box.current!.querySelector<SVGGElement>(`[data-node="${CSS.escape(next)}"]`)?.focus()
     show(next)
   }
-  const onKeyDown = (event: KeyboardEvent) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return
-    if (event.key === '+' || event.key === '=') zoom(1.25)
-    else if (event.key === '-') zoom(0.8)
-    else if (event.key === '0') fitAgain()
-    else if (event.key === 'Escape') choose(undefined)
-  }
   const first = focused !== undefined && byId.has(focused) ? focused : graph.nodes[0]?.id
   const latest = useRef({ choose, open, walk, byId })
   latest.current = { choose, open, walk, byId }
@@ -182,7 +176,7 @@ export function GraphView({ graph, chosen, found, changes, choose, open }: Props
   )
   const far = frame.scale < 0.2 ? 'far-away farthest' : frame.scale < 0.45 ? 'far-away' : ''
   return (
-    <div class="graph" onKeyDown={onKeyDown}>
+    <div class="graph" onKeyDown={(event) => event.key === 'Escape' && choose(undefined)}>
       <div ref={box} class={`graph-box ${far}`} role="group" aria-label="Graph of jobs and datasets" data-ground
         style={{ backgroundPosition: `${frame.x}px ${frame.y}px` }}>
         <svg class={isMoving ? 'drawing moving' : 'drawing'} width={placed.width} height={placed.height} data-ground
@@ -191,9 +185,9 @@ export function GraphView({ graph, chosen, found, changes, choose, open }: Props
         </svg>
       </div>
       <div class="graph-tools" role="group" aria-label="Zoom">
-        <Button icon="plus" onClick={() => zoom(1.25)} aria-label="Larger" title="Larger (+)" />
-        <Button icon="less" onClick={() => zoom(0.8)} aria-label="Smaller" title="Smaller (−)" />
-        <Button icon="fit" onClick={fitAgain} aria-label="Show all of it" title="Show all of it (0)" />
+        <Button icon="plus" data-keys="+ =" onClick={() => zoom(1.25)} aria-label="Larger" title="Larger (+)" />
+        <Button icon="less" data-keys="-" onClick={() => zoom(0.8)} aria-label="Smaller" title="Smaller (−)" />
+        <Button icon="fit" data-keys="0" onClick={fitAgain} aria-label="Show all of it" title="Show all of it (0)" />
       </div>
     </div>
   )

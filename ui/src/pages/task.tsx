@@ -298,7 +298,7 @@ function Lineage({ of, none, linked }: { of: LineageView[]; none: string; linked
         <li key={one.event_id}>
           <DatasetName of={one.dataset} /> <A href={address.event(String(one.event_id))} title={`Event ${one.event_id}`}>{one.scope}</A>
           {one.kind === 'invalidation' && <span class="tag">correction</span>}
-          {linked && <A class="small" href={address.task(one.producer_id)}>made by</A>}
+          {linked && <A class="small" href={address.task(one.producer_id)}>see the task that wrote it</A>}
         </li>
       ))}
       {of.length > 100 && <li class="muted">and {of.length - 100} more</li>}

@@ -52,17 +52,22 @@ where t.task_id = any($1::uuid[]) and o.slug = $2
 
 -- name: counts
 -- An organization's unfinished tasks per job and state: their number, how many wait for a retry, the newest of those,
--- and how long the first has been due. With what holds the job.
+-- and how long the first has been due. With what holds the job. Tasks are counted by indexes alone where they wait, since
+-- there may be a million of a few jobs, and before they are joined.
+with counted as (
+  select w.job_id, 'queued'::task_state as state, w.tasks, w.due_at, coalesce(r.tasks, 0) as retrying, r.newest_retry
+  from (select job_id, count(*) as tasks, min(ready_at) as due_at from tasks where stage = 0 group by job_id) w
+  left join (
+    select job_id, count(*) as tasks, max(task_id::text) as newest_retry from tasks
+    where stage = 0 and attempt > 0 and error is not null group by job_id) r using (job_id)
+  union all
+  select job_id, state, count(*), min(ready_at), 0, null from tasks where stage = 1 group by job_id, state
+)
 select d.name as dag, j.name as job, j.runtime, t.state, t.tasks, t.retrying, t.newest_retry::uuid as newest_retry,
        extract(epoch from tp_now() - t.due_at)::float8 as due_seconds, h.level as hold_level, cj.name as hold_job,
        exists (select 1 from job_pauses p where p.dag_id = d.dag_id and p.job = j.name) as paused,
        coalesce(j.requires, '{}') as requires
-from (  -- counted before they are joined: thousands of tasks are of a few jobs
-  select job_id, state, count(*) as tasks, min(ready_at) as due_at,
-         count(*) filter (where state = 'queued' and attempt > 0 and error is not null) as retrying,
-         max(task_id::text) filter (where state = 'queued' and attempt > 0 and error is not null) as newest_retry
-  from tasks where stage = 0 or stage = 1 group by job_id, state
-) t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+from counted t join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
 left join job_holds h using (job_id) left join jobs cj on cj.job_id = h.caused_by
 where o.slug = $1
 

@@ -88,6 +88,8 @@ class Problems:
 Read = Callable[[Problems, yaml.Node], Any]
 Fields = dict[str, Read]
 
+_SYNTAX_ADVICE = "look here and at the line before: a bracket or quote is open, or the indentation is another"
+
 
 def compose(text: str) -> yaml.Node:
     root: yaml.Node | None
@@ -99,13 +101,14 @@ def compose(text: str) -> yaml.Node:
         root = yaml.compose(data, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         message = ", ".join(part for part in (error.context, error.problem) if part)
-        raise BadValue("spec.syntax", error.problem_mark or error.context_mark or (1, 1), message) from None
+        at = error.problem_mark or error.context_mark or (1, 1)
+        raise BadValue("spec.syntax", at, message, _SYNTAX_ADVICE) from None
     except yaml.reader.ReaderError as error:
         before = data[: error.position].decode(errors="ignore")
         at = before.count("\n") + 1, len(before) - before.rfind("\n")
-        raise BadValue("spec.syntax", at, error.reason) from None
+        raise BadValue("spec.syntax", at, error.reason, "remove this character") from None
     except (UnicodeEncodeError, UnicodeDecodeError) as error:
-        raise BadValue("spec.syntax", (1, 1), f"not UTF-8 text: {error.reason}") from None
+        raise BadValue("spec.syntax", (1, 1), f"not UTF-8 text: {error.reason}", "save it as UTF-8") from None
     if root is None or root.tag == _YAML + "null":
         raise BadValue("spec.empty", (1, 1), "the file is empty", "begin with version: 1")
     return root
@@ -173,7 +176,8 @@ def wrong_type(node: yaml.Node, expected: str) -> BadValue:
     kind = kinds.get(node.tag.removeprefix(_YAML), "another kind of value")
     quotable = expected == "text" and isinstance(node, yaml.ScalarNode) and node.value
     suggestion = f'put it in quotes: "{node.value[:60]}"' if quotable else f"write {expected} here"
-    return BadValue("spec.wrong_type", node, f"expected {expected}, found {kind}", suggestion)
+    value = f" ({node.value[:60]})" if isinstance(node, yaml.ScalarNode) and node.value else ""
+    return BadValue("spec.wrong_type", node, f"expected {expected}, found {kind}{value}", suggestion)
 
 
 _CONVERT: dict[str, Callable[[str], str | int | float | bool | None]] = {
@@ -196,7 +200,7 @@ def scalar(_: Problems, node: yaml.Node) -> str | int | float | bool | None:
     try:
         value = _CONVERT[kind](node.value)
     except (ValueError, KeyError):
-        raise BadValue("spec.wrong_type", node, f"this is not a valid value for the tag !!{kind}") from None
+        raise BadValue("spec.wrong_type", node, f"{node.value[:60]!r} is not a value for the tag !!{kind}", "remove the tag") from None
     if isinstance(value, float) and not math.isfinite(value):
         raise BadValue("spec.out_of_range", node, "the number is too large", "quote it to keep it as text")
     if isinstance(value, str) and "\0" in value:  # Postgres cannot store it
