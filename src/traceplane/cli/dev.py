@@ -34,6 +34,8 @@ Answer = TypeVar("Answer", bound=Wire)
 _LOOK_SECONDS = 0.5
 _IDLE_LOOK_SECONDS = 2.0
 """How often the platform is asked what it does while nothing is known to run."""
+_TELL_SECONDS = 5.0
+"""How often it is said what came to datasets while tasks run."""
 _IS_DAG = re.compile(r"^dag:", re.MULTILINE)
 
 
@@ -62,7 +64,8 @@ def dev(
         await _Session(ready, _dag_files(files), code or ready.worker_code_paths).run()
 
     _dag_files(files)
-    quiet = replace(settings, log_level="warning") if settings.log_level == "info" else settings
+    # What fails is shown with its code and its next step: the log would say it once more, and less.
+    quiet = replace(settings, log_level="error") if settings.log_level == "info" else settings
     run_platform(quiet, code, beside, with_browser=browser, workers=workers, spark=spark, trigger=trigger)
 
 
@@ -102,7 +105,7 @@ class _Session:
         self._shown: set[tuple[UUID, str]] = set()
         self._held: dict[str, str] = {}
         self._worked = False
-        self._looks_at = 0.0
+        self._looks_at = self._tells_at = 0.0
         self._building: dict[str, int] = {}
 
     async def run(self) -> None:
@@ -197,8 +200,11 @@ class _Session:
                 say(str(error), err=True)
             return
         works = bool(status.counts)
-        if not works:
+        if works and not self._worked:
+            self._tells_at = time.monotonic() + _TELL_SECONDS
+        if not works or time.monotonic() >= self._tells_at:
             self._say_what_changed(status)
+            self._tells_at = time.monotonic() + _TELL_SECONDS
         self._worked = works
 
     async def _follow_build(self, dag: str, version: int) -> None:

@@ -114,6 +114,7 @@ async def _run_all(
     trigger: bool,
 ) -> None:
     """Postgres starts before all processes and stops after them, even in a hurry."""
+    note("up.starting", "Starting Postgres, dispatcher, gateway and workers; it takes some seconds.")
     ready, server = await asyncio.to_thread(profile.start_postgres, settings)
     background: list[asyncio.Task[None]] = []
     try:
@@ -132,6 +133,7 @@ async def _run_all(
         outcomes = await asyncio.gather(*background, return_exceptions=True)
         if server is not None:
             await asyncio.to_thread(server.stop, "immediate" if hurry.is_set() else "fast")
+        note("up.stopped", "Stopped.")
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome

@@ -200,7 +200,8 @@ def scalar(_: Problems, node: yaml.Node) -> str | int | float | bool | None:
     try:
         value = _CONVERT[kind](node.value)
     except (ValueError, KeyError):
-        raise BadValue("spec.wrong_type", node, f"{node.value[:60]!r} is not a value for the tag !!{kind}", "remove the tag") from None
+        message = f"{node.value[:60]!r} is not a value for the tag !!{kind}"
+        raise BadValue("spec.wrong_type", node, message, "remove the tag") from None
     if isinstance(value, float) and not math.isfinite(value):
         raise BadValue("spec.out_of_range", node, "the number is too large", "quote it to keep it as text")
     if isinstance(value, str) and "\0" in value:  # Postgres cannot store it
