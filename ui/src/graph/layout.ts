@@ -1,4 +1,4 @@
-// Places for the nodes of a directed graph, in layers from left to right.
+// Places for the nodes of a directed graph, in layers from left to right, or from top to bottom.
 //
 // Edges against the flow are turned round for the layout; a node's layer is one behind the last of what feeds it; edges
 // over several layers get places to bend in each; the order within layers is improved by the mean of the neighbours, to
@@ -17,7 +17,7 @@ export interface LayoutEdge {
 
 export interface Placed {
   nodes: Map<string, { x: number; y: number }>
-  /** For each edge the points that it passes, from the right side of one node to the left side of another. */
+  /** For each edge the points that it passes, from the end of one node to the beginning of another. */
   edges: { x: number; y: number }[][]
   width: number
   height: number
@@ -35,11 +35,28 @@ interface Place {
 }
 
 const BETWEEN_LAYERS = 92
+const BETWEEN_ROWS = 54
 const BETWEEN_NODES = 22
 const BEND_HEIGHT = 8
 const SWEEPS = 12
 
-export function layOut(nodes: LayoutNode[], edges: LayoutEdge[]): Placed {
+export function layOut(nodes: LayoutNode[], edges: LayoutEdge[], goesDown = false): Placed {
+  return goesDown ? transposed(fromLeft(nodes.map(sideways), edges, BETWEEN_ROWS)) : fromLeft(nodes, edges, BETWEEN_LAYERS)
+}
+
+const sideways = (node: LayoutNode): LayoutNode => ({ ...node, width: node.height, height: node.width })
+
+function transposed({ nodes, edges, width, height }: Placed): Placed {
+  const swap = ({ x, y }: { x: number; y: number }) => ({ x: y, y: x })
+  return {
+    nodes: new Map([...nodes].map(([id, at]) => [id, swap(at)])),
+    edges: edges.map((points) => points.map(swap)),
+    width: height,
+    height: width,
+  }
+}
+
+function fromLeft(nodes: LayoutNode[], edges: LayoutEdge[], between: number): Placed {
   const places = new Map<string, Place>(
     nodes.map((node) => [node.id, { ...node, layer: 0, y: 0, order: 0, before: [], behind: [] }]),
   )
@@ -58,10 +75,10 @@ export function layOut(nodes: LayoutNode[], edges: LayoutEdge[]): Placed {
   let x = 0
   for (const layer of layers) {
     lefts.push(x)
-    x += Math.max(...layer.map((place) => place.width)) + BETWEEN_LAYERS
+    x += Math.max(...layer.map((place) => place.width)) + between
   }
   const top = Math.min(...all.map((place) => place.y - place.height / 2), 0)
-  const result: Placed = { nodes: new Map(), edges: [], width: Math.max(0, x - BETWEEN_LAYERS), height: 0 }
+  const result: Placed = { nodes: new Map(), edges: [], width: Math.max(0, x - between), height: 0 }
   for (const place of all) {
     place.y -= top
     result.height = Math.max(result.height, place.y + place.height / 2)

@@ -1,10 +1,10 @@
 // The graph as a drawing that can be moved, enlarged, and walked through with the keyboard.
 import { Component, type ComponentChildren } from 'preact'
-import { useEffect, useMemo, useRef, useState } from 'preact/hooks'
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks'
 import { brief, bytes, counted } from '../format'
 import { IconIn, type IconName } from '../icons'
 import { Button } from '../parts'
-import { layOut } from './layout'
+import { layOut, type Placed } from './layout'
 import { type Change, type DagNode, type Graph, type JobNode, type Node, reachable, SIZE } from './model'
 
 interface Frame {
@@ -30,6 +30,8 @@ const LARGEST = 2.5
 const SMALLEST_WHOLE = 0.5
 const READABLE = 0.8
 const EDGE = 40
+/** A graph of more nodes is wide and high anyway, and goes from left to right. */
+const MOST_TURNED = 60
 const STILL_MS = 200
 
 export function GraphView({ graph, chosen, found, changes, choose, open }: Props) {
@@ -38,27 +40,37 @@ export function GraphView({ graph, chosen, found, changes, choose, open }: Props
   const [focused, setFocused] = useState<string>()
   // Places depend on what there is, not on what goes on in it.
   const shape = `${graph.nodes.map((node) => node.id).join('\n')}\n\n${graph.edges.map((edge) => `${edge.from}>${edge.to}`).join('\n')}`
-  const placed = useMemo(
-    () => layOut(graph.nodes.map((node) => ({ id: node.id, ...SIZE[node.kind] })), graph.edges),
-    [shape],
-  )
+  const [way, setWay] = useState<'right' | 'down'>() // undefined: not known yet, so nothing is shown of it
+  const goesDown = way === 'down'
+  const sizes = graph.nodes.map((node) => ({ id: node.id, ...SIZE[node.kind] }))
+  const placed = useMemo(() => layOut(sizes, graph.edges, goesDown), [shape, goesDown])
+  const scaleOf = (one: Placed) => {
+    const { width, height } = box.current!.getBoundingClientRect()
+    return Math.min(1.15, (width - EDGE * 2) / one.width, (height - EDGE * 2) / one.height)
+  }
+  // A chain is small in a window that is not much wider than high, unless it goes down.
+  useLayoutEffect(() => {
+    const scaled = (down: boolean) => scaleOf(layOut(sizes, graph.edges, down))
+    setWay(sizes.length <= MOST_TURNED && scaled(true) > scaled(false) * 1.2 ? 'down' : 'right')
+  }, [shape])
   const isWhole = useRef(false) // somebody asked to see all of it, readable or not
   const fit = () => {
     if (!box.current) return // the page was left meanwhile
     const { width, height } = box.current.getBoundingClientRect()
-    const scale = Math.min(1.15, (width - EDGE * 2) / placed.width, (height - EDGE * 2) / placed.height)
+    const scale = scaleOf(placed)
     const used = isWhole.current ? Math.max(SMALLEST, scale) : scale < SMALLEST_WHOLE ? READABLE : scale
-    setFrame({ scale: used, x: Math.max(EDGE, (width - placed.width * used) / 2), y: (height - placed.height * used) / 2 })
+    const middle = { x: (width - placed.width * used) / 2, y: (height - placed.height * used) / 2 }
+    setFrame({ scale: used, x: goesDown ? middle.x : Math.max(EDGE, middle.x), y: goesDown ? Math.max(EDGE, middle.y) : middle.y })
   }
   const moved = useRef(false) // by somebody: then nothing else moves it
   useEffect(() => {
-    if (!moved.current) fit()
-  }, [placed])
+    if (way && !moved.current) fit()
+  }, [placed, way])
   useEffect(() => {
-    const seen = new ResizeObserver(() => !moved.current && fit())
+    const seen = new ResizeObserver(() => way && !moved.current && fit())
     seen.observe(box.current!)
     return () => seen.disconnect()
-  }, [placed])
+  }, [placed, way])
 
   const [isMoving, setMoving] = useState(false)
   const still = useRef<ReturnType<typeof setTimeout> | undefined>(undefined)
@@ -93,17 +105,17 @@ export function GraphView({ graph, chosen, found, changes, choose, open }: Props
     const { width, height } = box.current.getBoundingClientRect()
     setFrame((before) => {
       const scale = Math.max(before.scale, 0.7)
-      const inside = (value: number, most: number) => value > EDGE && value < most - 220 * scale
+      const inside = (value: number, most: number, size: number) => value > 0 && value < most - size * scale
       const x = at.x * scale + before.x
       const y = at.y * scale + before.y
-      if (scale === before.scale && inside(x, width) && inside(y, height)) return before
+      if (scale === before.scale && inside(x, width, SIZE.dag.width) && inside(y, height, SIZE.dag.height)) return before
       moved.current = true
-      return { scale, x: width / 2 - (at.x + 100) * scale, y: height / 2 - (at.y + 30) * scale }
+      return { scale, x: width / 2 - (at.x + SIZE.dag.width / 2) * scale, y: height / 2 - (at.y + SIZE.dag.height / 2) * scale }
     })
   }
   useEffect(() => {
-    if (chosen) show(chosen)
-  }, [chosen, placed])
+    if (chosen && way) show(chosen)
+  }, [chosen, placed, way])
 
   const up = useMemo(() => (chosen ? reachable(graph, chosen, 'up') : undefined), [shape, chosen])
   const down = useMemo(() => (chosen ? reachable(graph, chosen, 'down') : undefined), [shape, chosen])
@@ -130,14 +142,14 @@ export function GraphView({ graph, chosen, found, changes, choose, open }: Props
           const points = placed.edges[n]!
           const target = byId.get(edge.to)!
           const queue = edge.role === 'feeds' && target.kind === 'job' ? queueOf(target) : undefined
-          const path = curve(points)
+          const path = curve(points, goesDown)
           const look = `edge edge-${edge.role} ${isFar(edge.from) || isFar(edge.to) ? 'far' : chosen !== undefined && !found ? 'near' : ''} ${target.state === 'running' ? 'flows' : ''}`
           return (
             <Same key={`${edge.from}>${edge.to}`} as={[look, path, queue?.said, queue?.look]}>
               {() => (
                 <g class={look} aria-hidden="true">
                   <path d={path} />
-                  {queue && <QueueBar queue={queue} at={points.at(-1)!} />}
+                  {queue && <QueueBar queue={queue} at={points.at(-1)!} above={goesDown} />}
                 </g>
               )}
             </Same>
@@ -181,7 +193,7 @@ export function GraphView({ graph, chosen, found, changes, choose, open }: Props
         style={{ backgroundPosition: `${frame.x}px ${frame.y}px` }}>
         <svg class={isMoving ? 'drawing moving' : 'drawing'} width={placed.width} height={placed.height} data-ground
           style={{ transform: `translate(${frame.x}px, ${frame.y}px) scale(${frame.scale})` }}>
-          {drawn}
+          {way && drawn}
         </svg>
       </div>
       <div class="graph-tools" role="group" aria-label="Zoom">
@@ -285,14 +297,14 @@ function neighbour(key: string, id: string, places: Map<string, { x: number; y: 
 
 // Edges ----------------------------------------------------------------------------------------------
 
-function curve(points: { x: number; y: number }[]): string {
+function curve(points: { x: number; y: number }[], goesDown: boolean): string {
   let path = ''
   points.forEach((point, n) => {
     const last = points[n - 1]
     if (!last) path = `M${point.x} ${point.y}`
     else {
-      const bend = (point.x - last.x) / 2
-      path += `C${last.x + bend} ${last.y} ${point.x - bend} ${point.y} ${point.x} ${point.y}`
+      const [x, y] = goesDown ? [0, (point.y - last.y) / 2] : [(point.x - last.x) / 2, 0]
+      path += `C${last.x + x} ${last.y + y} ${point.x - x} ${point.y - y} ${point.x} ${point.y}`
     }
   })
   return path
@@ -320,9 +332,11 @@ function queueOf({ job, waiting }: JobNode): Queue | undefined {
   }
 }
 
-function QueueBar({ queue, at }: { queue: Queue; at: { x: number; y: number } }) {
+/** In front of a job: on its left, or above it. */
+function QueueBar({ queue, at, above }: { queue: Queue; at: { x: number; y: number }; above: boolean }) {
+  const [x, y] = above ? [at.x - BAR / 2, at.y - 22] : [at.x - BAR - 14, at.y - 5]
   return (
-    <g class={queue.look} transform={`translate(${at.x - BAR - 14} ${at.y - 5})`}>
+    <g class={queue.look} transform={`translate(${x} ${y})`}>
       <title>{queue.told}</title>
       <rect class="queue-ground" width={BAR} height={10} rx={5} />
       <rect class="queue-part" width={Math.max(6, BAR * queue.part)} height={10} rx={5} />
