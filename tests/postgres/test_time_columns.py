@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,7 +11,9 @@ import msgspec
 import pytest
 
 from tests.control_plane import ControlPlane, Held, completed
+from tests.gateway_http import GatewayHttp
 from traceplane.adapters.object_store_folder import FolderObjectStore
+from traceplane.auth.roles import Role
 from traceplane.errors import InvalidInput, SpecInvalid
 from traceplane.registry.garbage import Policy, collect
 from traceplane.wire.scalars import Scope
@@ -112,6 +115,27 @@ async def test_an_hour_is_computed_once_a_later_one_was_told(plane: ControlPlane
     assert await blocks.tell((0, [10]), (1, [30]), (2, [59])) == []
     assert await blocks.tell((3, [60])) == ["T00 0,1,2"]
     assert await blocks.tell((4, [61]), (5, [200])) == ["T01 3,4"]
+
+
+async def test_an_event_of_a_block_is_followed_into_the_hours_of_its_rows(plane: ControlPlane) -> None:
+    blocks = await chain(plane)
+    assert await blocks.tell((0, [10]), (1, [30, 70]), (2, [130])) == ["T00 0,1", "T01 1"]
+    async with GatewayHttp.open(plane) as http:
+        admin = await http.token(Role.ADMIN)
+
+        async def followed(block: int) -> set[str]:
+            _, listed = await http.send(
+                admin, "GET", f"/api/v1/events?dataset=chain.heads&start={block}&end={block}"
+            )
+            (event,) = json.loads(listed)["events"]
+            status, answer = await http.send(admin, "GET", f"/api/v1/events/{event['event_id']}/effects")
+            assert status == 200, answer
+            tasks = [one["task"] for one in json.loads(answer)["effects"] if "task" in one]
+            return {task["scope"] for task in tasks if task["job"] == "hourly"}
+
+        assert await followed(0) == {"2026-11-16T00"}
+        assert await followed(1) == {"2026-11-16T00", "2026-11-16T01"}
+        assert await followed(2) == set()
 
 
 async def test_a_reorganized_block_recomputes_the_hours_of_its_old_and_new_rows(plane: ControlPlane) -> None:

@@ -19,7 +19,8 @@ from traceplane.gateway import partition_names as names
 from traceplane.gateway.refused_names import unknown_dataset
 from traceplane.gateway.tasks import no_task, task_id_of
 from traceplane.http_service.routes import Call, Route
-from traceplane.postgres import coverage_strip, effects, registry
+from traceplane.model.positions import Range
+from traceplane.postgres import coverage_strip, effects, registry, scopes
 from traceplane.postgres.database import Transaction
 from traceplane.postgres.effects import FedTask, StoredEvent, TaskCommit
 from traceplane.wire.events import (
@@ -353,12 +354,17 @@ async def _announced(
     jobs = await registry.job_payloads(tx, list({task.job_id for task in own}))
     edges = {row.job_id: {i.input_index: edge for i, edge in row.edges()} for row in jobs}
     fed = await effects.inputs_fed(tx, [task.task_id for task in own])
-    concerned = [
-        (task.task_id, edges[task.job_id][index].concerned((task.range_start, task.range_end)))
-        for task in own
-        for index in fed.get(task.task_id, [])
-        if task.range_start is not None and task.range_end is not None
-    ]
+    concerned: list[tuple[UUID, Range]] = []
+    for task in own:
+        assert task.range_start is not None and task.range_end is not None
+        change = task.range_start, task.range_end
+        for index in fed.get(task.task_id, []):
+            edge = edges[task.job_id][index]
+            if edge.read.time_column is None:
+                concerned.append((task.task_id, edge.concerned(change)))
+            else:  # the periods in which the rows are, as they were told
+                (extents,) = await scopes.periods_of_positions(tx, task.job_id, [(index, change)])
+                concerned += [(task.task_id, periods) for periods in extents.concerned(change)]
     found = await effects.announced(tx, org, concerned, looked_at=_ANNOUNCED_LOOKED_AT, without=without)
     return list({(task_id, event.event_id): (task_id, event) for task_id, event in found}.values())
 
