@@ -27,6 +27,7 @@ from docs_site.site import (
     in_order,
     markdown_files,
     navigation,
+    picture_address,
     source_address,
 )
 
@@ -64,7 +65,12 @@ def build(folder: Path, root: Path = ROOT) -> None:
     for name, page in rendered.items():
         _write(draft / pages[name], _page(template, name, page, pages, sections))
     shown = sorted({source for page in rendered.values() for source in page.sources})
-    now, before = _fingerprint(root, [*pages, *shown, *_own()]), _known(folder) or {}
+    pictures = sorted({picture for page in rendered.values() for picture in page.pictures})
+    for picture in pictures:
+        target = draft / picture_address(picture)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / picture, target)
+    now, before = _fingerprint(root, [*pages, *shown, *pictures, *_own()]), _known(folder) or {}
     same_site = all(before.get(name) == now[name] for name in _own())
     for source in shown:
         target, built = draft / source_address(source), folder / source_address(source)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import re
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,7 +18,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from docs_site import sources
-from docs_site.site import between, resolve, source_address
+from docs_site.site import between, picture_address, resolve, source_address
 
 _TEST = re.compile(r"^(tests/[\w/]+\.py)(?:::(\w+))?$")
 _NAME = re.compile(r"^[\w.:/{}<>= -]{2,80}$")
@@ -47,6 +48,8 @@ class Rendered:
     found: list[Found]
     sources: set[str]
     """Files of the repository that the page links to."""
+    pictures: set[str]
+    """Those that it shows."""
 
 
 def render(name: str, text: str, here: str, pages: dict[str, str], root: Path) -> Rendered:
@@ -63,6 +66,7 @@ class _Renderer:
         self._name, self._here, self._pages, self._root = name, here, pages, root
         self._anchors = {"content", "navigation", "results"}  # the template's own
         self._sources: set[str] = set()
+        self._pictures: set[str] = set()
         self._headings: list[Heading] = []
         self._found: list[Found] = [Found("", "")]
         self._markdown = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
@@ -89,7 +93,7 @@ class _Renderer:
         body = self._markdown.renderer.render(tokens, self._markdown.options, {})
         title = next((h.text for h in self._headings if h.level == 1), self._name)
         self._found[0].title = title
-        return Rendered(title, body, self._headings, self._found, self._sources)
+        return Rendered(title, body, self._headings, self._found, self._sources, self._pictures)
 
     def _unused(self, anchor: str) -> str:
         number, free = 0, anchor
@@ -191,8 +195,16 @@ class _Renderer:
     def _image(self, tokens: Sequence[Token], index: int, *_: object) -> str:
         token = tokens[index]
         alternative = html.escape(token.content)
-        path = self._root / resolve(self._name, str(token.attrGet("src")))
-        return drawing(path.read_text(), alternative)
+        name = resolve(self._name, str(token.attrGet("src")))
+        path = self._root / name
+        if path.suffix == ".svg":
+            return drawing(path.read_text(), alternative)
+        self._pictures.add(name)
+        width, height = _size(path)
+        return (
+            f'<img class="screen" src="{between(self._here, picture_address(name))}" alt="{alternative}"'
+            f' width="{width}" height="{height}" loading="lazy">'
+        )
 
     def _heading_close(self, tokens: Sequence[Token], index: int, *_: object) -> str:
         opened, inline = tokens[index - 2], tokens[index - 1]
@@ -204,6 +216,12 @@ class _Renderer:
 
 _SHOWN = {"bash": "Shell", "sh": "Shell", "console": "Shell", "python": "Python", "yaml": "YAML", "json": "JSON",
           "toml": "TOML", "sql": "SQL", "ini": "Settings", "text": "Output"}  # fmt: skip
+
+
+def _size(png: Path) -> tuple[int, int]:
+    """As its header says it; the page keeps the room until the picture is there."""
+    width, height = struct.unpack(">II", png.read_bytes()[16:24])
+    return width, height
 
 
 def drawing(svg: str, alternative: str) -> str:

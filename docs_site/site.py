@@ -49,6 +49,10 @@ def source_address(name: str) -> str:
     return f"source/{name}.html"
 
 
+def picture_address(name: str) -> str:
+    return name.removeprefix("docs/")
+
+
 def resolve(name: str, target: str) -> str:
     """The file of the repository that a link of a page names."""
     return normpath(str(PurePosixPath(name).parent / target))

@@ -17,6 +17,7 @@ from bench.results import compare, save
 from docs_site import comparisons
 from docs_site.build import BUILT, build
 from docs_site.draw import DIAGRAMS, drawn
+from docs_site.screens import SCREENS, SHOWN
 from docs_site.site import ROOT, markdown_files
 from tests.raised_codes import codes
 from traceplane.gateway.pages import Pages
@@ -130,6 +131,18 @@ def test_every_diagram_is_shown_and_described(site: Path) -> None:
     described = re.findall(r'<svg class="drawing" role="img" aria-label="([^"]+)"', pages)
     assert len(described) == len([*DIAGRAMS.glob("*.svg")])
     assert min(map(len, described)) > 60
+
+
+def test_every_picture_of_the_web_ui_is_shown_and_described(site: Path) -> None:
+    shown: dict[Path, str] = {}
+    for page in site.rglob("*.html"):
+        for source, alternative in re.findall(
+            r'<img class="screen" src="([^"]+)" alt="([^"]*)"', page.read_text()
+        ):
+            shown[(page.parent / source).resolve()] = alternative
+    assert {path.read_bytes() for path in shown} == {path.read_bytes() for path in SCREENS.glob("*.png")}
+    assert min(map(len, shown.values())) > 60
+    assert {path.stem for path in SCREENS.glob("*.png")} == set(SHOWN), "run `python -m docs_site.screens`"
 
 
 def test_comparisons_are_what_was_measured_and_nothing_else(tmp_path: Path) -> None:

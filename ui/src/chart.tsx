@@ -66,6 +66,9 @@ export function Chart({ label, look, x, isTime, names, series, height = HEIGHT, 
   )
 }
 
+/** So few values are marked, since a single one between gaps makes no line. */
+const MOST_MARKED = 30
+
 function options(Plot: typeof uPlot, { look, x, isTime, names, series, height = HEIGHT, format }: Props, width: number): uPlot.Options {
   const style = getComputedStyle(document.documentElement)
   const colour = (name: string) => style.getPropertyValue(`--${name}`).trim()
@@ -81,8 +84,8 @@ function options(Plot: typeof uPlot, { look, x, isTime, names, series, height = 
     height,
     legend: { show: false },
     cursor: { drag: { x: true, y: false } },
-    scales: { x: { time: isTime, ...(beside > 0 ? { range: (_plot: uPlot, low: number, high: number): [number, number] => [low - beside, (x.length === 1 ? low : high) + beside] } : {}) }, ...(look === 'bars' ? { y: { range: (_plot, low, high) => [Math.min(0, low), high === low ? high + 1 : high * 1.05] } } : {}) },
-    axes: [across, { ...axis, size: 72, ...(format ? { values: (_plot, values) => values.map((value) => (value === null ? '' : format(value))) } : {}) }],
+    scales: { x: { time: isTime, ...(beside > 0 ? { range: (_plot: uPlot, low: number, high: number): [number, number] => [low - beside, (x.length === 1 ? low : high) + beside] } : {}) }, y: { range: (_plot, low, high) => heights(Plot, look, low, high) } },
+    axes: [across, { ...axis, size: format ? 92 : 72, ...(format ? { values: (_plot, values) => values.map((value) => (value === null ? '' : format(value))) } : {}) }],
     series: [
       {},
       ...series.map((one, n): uPlot.Series => {
@@ -92,11 +95,20 @@ function options(Plot: typeof uPlot, { look, x, isTime, names, series, height = 
           stroke,
           width: look === 'points' ? 0 : 1.5,
           ...(look === 'bars' ? { fill: `${stroke}99`, paths: Plot.paths.bars!({ size: [0.7, 60] }), points: { show: false } } : {}),
+          ...(look === 'line' && one.values.filter((value) => value !== null).length <= MOST_MARKED ? { points: { show: true, size: 5 } } : {}),
           ...(look === 'points' ? { paths: () => null, points: { show: true, size: 5, fill: stroke } } : {}),
         }
       }),
     ],
   }
+}
+
+/** Where all values are the same, or there is none, the library would show a hundred. */
+function heights(Plot: typeof uPlot, look: Look, low: number | null, high: number | null): [number, number] {
+  if (low === null || high === null || low === high) return [Math.min(0, low ?? 0), Math.max(1, (high ?? 0) * 1.2)]
+  if (look === 'bars') return [Math.min(0, low), high * 1.05]
+  const [from, to] = Plot.rangeNum(low, high, 0.1, true)
+  return [from ?? low, to ?? high]
 }
 
 function leastDistance(x: number[], ofOne: number): number {

@@ -356,7 +356,8 @@ async def _announced(
     fed = await effects.inputs_fed(tx, [task.task_id for task in own])
     concerned: list[tuple[UUID, Range]] = []
     for task in own:
-        assert task.range_start is not None and task.range_end is not None
+        assert task.range_start is not None
+        assert task.range_end is not None
         change = task.range_start, task.range_end
         for index in fed.get(task.task_id, []):
             edge = edges[task.job_id][index]

@@ -1,7 +1,7 @@
 // The graph as a drawing that can be moved, enlarged, and walked through with the keyboard.
 import { Component, type ComponentChildren } from 'preact'
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks'
-import { brief, bytes, counted } from '../format'
+import { brief, bytes, counted, nameOfDataset } from '../format'
 import { IconIn, type IconName } from '../icons'
 import { Button } from '../parts'
 import { layOut, type Placed } from './layout'
@@ -378,7 +378,7 @@ function Card({ node, texts }: { node: Node; texts: Texts }) {
   const { width, height } = SIZE[node.kind]
   const icon: IconName = node.kind === 'dataset' ? 'dataset' : node.kind === 'dag' ? 'graph' : node.job.activation === 'source' ? 'source' : 'job'
   const mark = MARKS[node.state]
-  const room = node.kind === 'dataset' ? 21 : 22
+  const room = node.kind === 'dataset' ? 17 : 18
   return (
     <>
       <title>{`${node.dag} · ${node.name}`}</title>
@@ -386,7 +386,7 @@ function Card({ node, texts }: { node: Node; texts: Texts }) {
       {node.kind === 'job' && <rect class="stripe" width={4} height={height - 20} y={10} rx={2} />}
       <IconIn name={icon} x={14} y={node.kind === 'job' ? 12 : node.kind === 'dag' ? 13 : 16} />
       <text class="name" x={38} y={node.kind === 'dataset' ? 21 : 25}>
-        {cut(node.name, room)}
+        {cut(node.kind === 'dataset' ? nameOfDataset(node.name) : node.name, room)}
       </text>
       <text class="detail" x={38} y={node.kind === 'dataset' ? 36 : 43}>
         {texts.detail}

@@ -12,7 +12,8 @@ export function ResultFigure({ table }: { table: Table }) {
   const query = place.value.query
   const numeric = table.columns.filter((column) => isNumeric(column.type))
   const axes = table.columns.filter((column) => isNumeric(column.type) || isTime(column.type))
-  const look = (query.get('look') as Look | null) ?? 'line'
+  const asked = query.get('look') ?? ''
+  const look = Object.hasOwn(LOOKS, asked) ? (asked as Look) : 'line'
   const x = table.columns.find((column) => column.name === query.get('x')) ?? axes.find((column) => isTime(column.type)) ?? axes[0] ?? table.columns[0]
   const chosen = query.get('y')?.split(',')
   const y = (chosen ? numeric.filter((column) => chosen.includes(column.name)) : numeric.filter((column) => column !== x).slice(0, 1)).slice(0, MOST_SERIES)
