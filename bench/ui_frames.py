@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from playwright.async_api import Browser, Route
+from playwright.async_api import Browser, Page, Route
 
 _JOBS_PER_STAGE = 10
 _WIDTH, _HEIGHT = 1440, 900
-_COUNT_FRAMES = """async ([seconds, updates, jobs]) => {
+_COUNT_FRAMES = """async ([moved, drawn, seconds, updates, jobs]) => {
     const changes = new BroadcastChannel('traceplane-changes')
-    const graph = document.querySelector('.graph-box')
+    const graph = document.querySelector(moved)
     const begun = performance.now(), times = []
-    let told = 0, moved = 0
+    let told = 0, steps = 0
     await new Promise((done) => {
         const frame = (now) => {
             times.push(now)
             const passed = now - begun
             for (; told < passed / 1000 * updates; told++)
                 changes.postMessage({changed: {jobs: [`bench/${jobs[told % jobs.length]}`]}})
-            const by = 4 * Math.sign(Math.sin(moved++ / 40))
+            const by = 4 * Math.sign(Math.sin(steps++ / 40))
             graph.dispatchEvent(new WheelEvent('wheel', {deltaX: by, deltaY: by, cancelable: true, bubbles: true}))
             passed < seconds * 1000 ? requestAnimationFrame(frame) : done()
         }
@@ -38,7 +38,7 @@ _COUNT_FRAMES = """async ([seconds, updates, jobs]) => {
         frames: gaps.length / ((times.at(-1) - times[0]) / 1000),
         slow: gaps[Math.floor(gaps.length * 0.95)],
         updates: told / seconds,
-        nodes: document.querySelectorAll('[data-node]').length,
+        nodes: document.querySelectorAll(drawn).length,
     }
 }"""
 
@@ -65,9 +65,16 @@ async def graph_frames(
         await page.goto(link)
         await page.wait_for_selector("[data-node]", timeout=120_000)
         await page.get_by_role("button", name="Show all of it").click()
-        measured: dict[str, Any] = await page.evaluate(_COUNT_FRAMES, [seconds, updates, world.jobs])
+        return await frames_while_moved(page, ".graph-box", "[data-node]", seconds, updates, world.jobs)
     finally:
         await context.close()
+
+
+async def frames_while_moved(
+    page: Page, moved: str, drawn: str, seconds: float, updates: int = 0, jobs: Sequence[str] = ()
+) -> Frames:
+    """Of any page: `moved` selects what the wheel moves, `drawn` the nodes."""
+    measured = await page.evaluate(_COUNT_FRAMES, [moved, drawn, seconds, updates, jobs])
     return Frames(measured["frames"], measured["slow"], measured["nodes"], measured["updates"])
 
 

@@ -59,12 +59,12 @@ def dag(jobs: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-async def deploy(url: str, size: Size) -> None:
-    """One DAG is deployed; the others are copies of its rows, with ids and names of their own."""
+async def deploy(url: str, size: Size, text: str = "") -> None:
+    """One DAG is deployed, `text` or else `dag`; the others are copies of its rows, with ids and names of their own."""
     await migrate(url)
     database = await Database.connect(url, connections=1)
     try:
-        parsed = parse(dag(size.jobs_each), "dag.yaml", known_runtimes=frozenset(DEFAULT_RUNTIMES))
+        parsed = parse(text or dag(size.jobs_each), "dag.yaml", known_runtimes=frozenset(DEFAULT_RUNTIMES))
         await apply.deploy(database, "default", parsed, runtimes=DEFAULT_RUNTIMES, window=1000)
     finally:
         await database.close()
