@@ -346,4 +346,5 @@ class DatasetSummary:
 
 
 async def summary(tx: Transaction, org: str, names: list[str] | None = None) -> list[DatasetSummary]:
-    return await tx.rows_as(DatasetSummary, _SQL["summary"], org, names)
+    async with tx.planned_for_its_values():
+        return await tx.rows_as(DatasetSummary, _SQL["summary"], org, names)

@@ -166,7 +166,8 @@ class Coverage:
 
 
 async def of_datasets(tx: Transaction, org: str, names: list[str] | None = None) -> dict[str, Coverage]:
-    rows = await tx.rows(_SQL["of_datasets"], org, names, _RANGES_TOLD, NAMES_WRITTEN)
+    async with tx.planned_for_its_values():
+        rows = await tx.rows(_SQL["of_datasets"], org, names, _RANGES_TOLD, NAMES_WRITTEN)
     return {
         r["dataset_id"]: Coverage(
             r["first"],

@@ -124,6 +124,13 @@ class Transaction:
     async def value(self, statement: str, *args: object) -> Any:
         return await self._connection.fetchval(statement, *args)
 
+    @contextlib.asynccontextmanager
+    async def planned_for_its_values(self) -> AsyncIterator[None]:
+        """Statements within get a plan of their own each time: what is best for a few rows is not for all of them."""
+        await self.run("set local plan_cache_mode = force_custom_plan")
+        yield
+        await self.run("set local plan_cache_mode = force_generic_plan")
+
     async def run(self, statement: str, *args: object) -> None:
         await self._connection.execute(statement, *args)
 
