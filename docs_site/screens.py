@@ -6,6 +6,7 @@ python -m docs_site.screens
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pty
 import re
@@ -14,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from threading import Thread
 from urllib.parse import quote
 
 from playwright.async_api import Page, ViewportSize
@@ -61,11 +63,11 @@ def main() -> None:
     os.close(its)
     try:
         link = _link(ours)
+        Thread(target=_read_on, args=(ours,), daemon=True).start()
         asyncio.run(_take(link))
     finally:
         demo.send_signal(signal.SIGINT)
         demo.wait(60)
-        os.close(ours)
 
 
 def _link(terminal: int) -> str:
@@ -74,6 +76,13 @@ def _link(terminal: int) -> str:
         said += os.read(terminal, 65536).decode(errors="replace")
         if (found := _LINK.search(said)) is not None:
             return found[1]
+
+
+def _read_on(terminal: int) -> None:
+    """What nobody reads would stop the demo."""
+    with contextlib.suppress(OSError):  # it has ended
+        while os.read(terminal, 65536):
+            pass
 
 
 async def _take(link: str) -> None:

@@ -417,7 +417,7 @@ async def test_pages_ask_for_what_they_show_of_many_dags_and_datasets(site: Site
     await plane.deploy(
         "version: 1\ndag: views\njobs: []\ndatasets:\n  seen: {storage: virtual, sql: select * from shop.out}\n"
     )
-    views = {"dag": "views", "version": 1, "jobs": 0, "datasets": ["seen"]}
+    views = {"dag": "views", "version": 1, "jobs": 0, "datasets": ["seen"], "reads": ["shop"]}
     shop = {"dag": "shop", "version": 1, "jobs": 2, "datasets": ["shop.in", "shop.out"]}
     pay = {"dag": "pay", "version": 1, "jobs": 2, "datasets": ["pay.bills", "pay.late"], "reads": ["shop"]}
     assert (await get(admin, "overview"))["dags"] == [pay, shop, views]

@@ -263,11 +263,13 @@ async def _command_line(platform: Platform, tmp_path: Path) -> None:
 async def _text_of_a_file(run: Callable[..., Awaitable[tuple[int | None, str]]], folder: Path) -> None:
     asked = folder / "asked.sql"
     asked.write_text("-- the first two\nselect id from shop.orders\nwhere id < 3 order by id;\n")
-    result, plain = folder / "rows.parquet", folder / "rows.out"
+    result, plain = folder / "rows.parquet", folder / "rows.txt"
     assert await run("query", "--file", str(asked), "--output", str(result)) == (0, "")
     assert parquet.read_table(result).column("id").to_pylist() == [1, 2]
     assert await run("query", "--file", str(asked), "--output", str(plain)) == (0, "")
     assert plain.read_text().splitlines() == ["id", "--", "1", "2", "(2 rows)"]
+    code, said = await run("query", "--file", str(asked), "--output", str(folder / "rows.out"))
+    assert (code, said.split(":")[0]) == (2, "cli.unknown_format")
     assert json.loads((await run("query", "--file", str(asked), "--json"))[1])["rows"] == [[1], [2]]
     plan = json.loads((await run("query", "--file", str(asked), "--explain", "--json"))[1])
     assert (plan["engine"], plan["of_files"]) == ("duckdb", 3)

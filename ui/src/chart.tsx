@@ -105,7 +105,7 @@ function options(Plot: typeof uPlot, { look, x, isTime, names, series, height = 
 
 /** Where all values are the same, or there is none, the library would show a hundred. */
 function heights(Plot: typeof uPlot, look: Look, low: number | null, high: number | null): [number, number] {
-  if (low === null || high === null || low === high) return [Math.min(0, low ?? 0), Math.max(1, (high ?? 0) * 1.2)]
+  if (low === null || high === null || low === high) return [Math.min(0, low ?? 0), high !== null && high > 0 ? high * 1.2 : 1]
   if (look === 'bars') return [Math.min(0, low), high * 1.05]
   const [from, to] = Plot.rangeNum(low, high, 0.1, true)
   return [from ?? low, to ?? high]

@@ -26,7 +26,7 @@ export function onKey(event: KeyboardEvent): void {
     return
   }
   const typing = target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName)
-  if (typing || event.ctrlKey || event.metaKey || event.altKey || overlay.value) return
+  if (typing || event.ctrlKey || event.metaKey || event.altKey || document.querySelector('dialog[open]')) return
   if (event.key === '?') {
     event.preventDefault()
     overlay.value = 'help'
@@ -43,7 +43,10 @@ export function onKey(event: KeyboardEvent): void {
     first = undefined
     const page = pagesOfReader().find((one) => one.key === event.key)
     if (page) go(page.path)
-  } else document.querySelector<HTMLButtonElement>(`button[data-keys~="${CSS.escape(event.key)}"]`)?.click()
+  } else {
+    const near = target.closest('.graph') ?? document // of two graphs on a page, the one that somebody is in
+    near.querySelector<HTMLButtonElement>(`button[data-keys~="${CSS.escape(event.key)}"]`)?.click()
+  }
 }
 
 interface Found {

@@ -200,6 +200,8 @@ class _Session:
                 say(str(error), err=True)
             return
         works = bool(status.counts)
+        if not self._held:  # what was there before is no news
+            self._held = {d.dataset: contents(d) for d in status.datasets}
         if works and not self._worked:
             self._tells_at = time.monotonic() + _TELL_SECONDS
         if not works or time.monotonic() >= self._tells_at:

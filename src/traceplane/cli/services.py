@@ -114,7 +114,7 @@ async def _run_all(
     trigger: bool,
 ) -> None:
     """Postgres starts before all processes and stops after them, even in a hurry."""
-    note("up.starting", "Starting Postgres, dispatcher, gateway and workers; it takes some seconds.")
+    note("up.starting", "Starting; it takes some seconds.")
     ready, server = await asyncio.to_thread(profile.start_postgres, settings)
     background: list[asyncio.Task[None]] = []
     try:

@@ -167,7 +167,7 @@ async def _keep_running(
         pause = 0.2 if lived > 10 else min(pause * 2, 10.0)
         telemetry.emit(
             "up.process_died",
-            "warning",
+            "error",
             process=service.name,
             code=process.returncode,
             restart_in=round(pause, 1),

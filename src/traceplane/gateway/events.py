@@ -355,6 +355,7 @@ async def _announced(
     edges = {row.job_id: {i.input_index: edge for i, edge in row.edges()} for row in jobs}
     fed = await effects.inputs_fed(tx, [task.task_id for task in own])
     concerned: list[tuple[UUID, Range]] = []
+    by_time: dict[UUID, list[tuple[UUID, int, Range]]] = {}
     for task in own:
         assert task.range_start is not None
         assert task.range_end is not None
@@ -363,9 +364,12 @@ async def _announced(
             edge = edges[task.job_id][index]
             if edge.read.time_column is None:
                 concerned.append((task.task_id, edge.concerned(change)))
-            else:  # the periods in which the rows are, as they were told
-                (extents,) = await scopes.periods_of_positions(tx, task.job_id, [(index, change)])
-                concerned += [(task.task_id, periods) for periods in extents.concerned(change)]
+            else:
+                by_time.setdefault(task.job_id, []).append((task.task_id, index, change))
+    for job_id, asked in by_time.items():  # the periods in which the rows are now, as they were told
+        told = await scopes.periods_of_positions(tx, job_id, [(index, change) for _, index, change in asked])
+        for (task_id, _, change), extents in zip(asked, told, strict=True):
+            concerned += [(task_id, periods) for periods in extents.concerned(change)]
     found = await effects.announced(tx, org, concerned, looked_at=_ANNOUNCED_LOOKED_AT, without=without)
     return list({(task_id, event.event_id): (task_id, event) for task_id, event in found}.values())
 

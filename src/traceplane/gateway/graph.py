@@ -68,11 +68,15 @@ class GraphApi:
                 row.version,
                 sum(access.sees(row.dag, job) for job in row.jobs),
                 access.readable(row.datasets),
-                sorted({owner[name] for name in access.readable(row.reads) if name in owner}),
+                sorted({owner[name] for name in access.readable(_read_by(row)) if name in owner} - {row.dag}),
             )
             for row in rows
         ]
         return OverviewResponse([view for view in views if view.jobs or view.datasets])
+
+
+def _read_by(row: graph.GraphDag) -> list[str]:
+    return [*row.reads, *(name for sql in row.virtual for name in reads(sql))]
 
 
 def _job(row: graph.GraphJob, access: Access, change: graph.Change | None) -> GraphJob:

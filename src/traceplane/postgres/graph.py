@@ -57,6 +57,8 @@ class GraphDag:
     datasets: list[str]
     reads: list[str]
     """Datasets of other DAGs."""
+    virtual: list[str]
+    """The SQL of its virtual datasets, which may read others."""
 
 
 async def jobs(

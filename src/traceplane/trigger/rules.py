@@ -96,7 +96,7 @@ class Judge:
         except Exception as error:  # user code; it must not stop the other rules
             telemetry.count("custom_rule_errors_total", rule=name)
             telemetry.emit(
-                "custom_rule_failed", "warning", rule=name, pipeline_id=pipeline_id, message=repr(error)
+                "custom_rule_failed", "error", rule=name, pipeline_id=pipeline_id, message=repr(error)
             )
             return False
 

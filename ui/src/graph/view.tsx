@@ -42,6 +42,7 @@ export function GraphView({ graph, chosen, found, changes, choose, open }: Props
   const shape = `${graph.nodes.map((node) => node.id).join('\n')}\n\n${graph.edges.map((edge) => `${edge.from}>${edge.to}`).join('\n')}`
   const [way, setWay] = useState<'right' | 'down'>() // undefined: not known yet, so nothing is shown of it
   const goesDown = way === 'down'
+  const moved = useRef(false) // by somebody: then nothing else moves it
   const sizes = graph.nodes.map((node) => ({ id: node.id, ...SIZE[node.kind] }))
   const placed = useMemo(() => layOut(sizes, graph.edges, goesDown), [shape, goesDown])
   const scaleOf = (one: Placed) => {
@@ -50,6 +51,7 @@ export function GraphView({ graph, chosen, found, changes, choose, open }: Props
   }
   // A chain is small in a window that is not much wider than high, unless it goes down.
   useLayoutEffect(() => {
+    if (way && moved.current) return // somebody looks at a part of it
     const scaled = (down: boolean) => scaleOf(layOut(sizes, graph.edges, down))
     setWay(sizes.length <= MOST_TURNED && scaled(true) > scaled(false) * 1.2 ? 'down' : 'right')
   }, [shape])
@@ -62,7 +64,6 @@ export function GraphView({ graph, chosen, found, changes, choose, open }: Props
     const middle = { x: (width - placed.width * used) / 2, y: (height - placed.height * used) / 2 }
     setFrame({ scale: used, x: goesDown ? middle.x : Math.max(EDGE, middle.x), y: goesDown ? Math.max(EDGE, middle.y) : middle.y })
   }
-  const moved = useRef(false) // by somebody: then nothing else moves it
   useEffect(() => {
     if (way && !moved.current) fit()
   }, [placed, way])

@@ -87,7 +87,7 @@ export function TaskPage({ id }: { id: string }) {
               <Fact name="Made by">{task.kind === 'invalidation' ? 'a correction' : 'new data'}</Fact>
               {task.worker_id && <Fact name="Worker">{task.worker_id}</Fact>}
             </Facts>
-            {task.progress && <Progress of={task.progress} isRunning={task.state === 'running'} />}
+            {task.progress && <Progress of={task.progress} isOver={task.state === 'completed'} />}
           </Card>
           <Card title="What fed it">
             <Lineage of={inputs} linked none="No event: it was asked for by hand, or by a schedule." />
@@ -183,16 +183,16 @@ function Attempts({ of }: { of: AttemptView[] }) {
 
 const millis = (at: string): number => new Date(at).getTime()
 
-/** Spark tells stages and tasks with each heartbeat, so the last it told is not how the task ended; operators may tell
+/** Spark tells stages and tasks with each heartbeat, so the last it told is not how a completed task ended; operators may tell
  *  figures of their own. */
-function Progress({ of, isRunning }: { of: Record<string, unknown>; isRunning: boolean }) {
+function Progress({ of, isOver }: { of: Record<string, unknown>; isOver: boolean }) {
   const { stages, tasks, tasks_done, spark_ui, application, ...own } = of
   const link = typeof spark_ui === 'string' && /^https?:\/\//.test(spark_ui) ? spark_ui : undefined
   const all = Number(tasks ?? 0)
   const done = Math.min(all, Number(tasks_done ?? 0))
   return (
     <div class="spark">
-      {isRunning && all > 0 && (
+      {!isOver && all > 0 && (
         <>
           <progress max={all} value={done} aria-label="Tasks of Spark that are done" />
           <p class="small muted span-words">

@@ -167,7 +167,7 @@ class Deliveries:
         if outcome.state not in ("delivered", "waiting"):
             telemetry.emit(
                 "delivery.dead",
-                "warning",
+                "error",
                 delivery=str(outcome.delivery_id),
                 code=outcome.code,
                 **({} if outcome.status is None else {"status": outcome.status}),

@@ -68,11 +68,13 @@ with deployed as materialized (
 ), working as (
   select s.dag_id, array_agg(j.name order by s.job_id) as jobs from serving s join jobs j using (job_id) group by s.dag_id
 ), written as (
-  select x.dag_id, array_agg(x.dataset_id order by x.dataset_id) as datasets
+  select x.dag_id, array_agg(x.dataset_id order by x.dataset_id) as datasets,
+         array_agg(x.definition->>'sql') filter (where x.definition->>'storage' = 'virtual') as virtual
   from datasets x join deployed p using (dag_id) where x.current_generation_id is not null group by x.dag_id
 )
 select p.dag, p.version, coalesce(n.jobs, '{}') as jobs, coalesce(w.datasets, '{}') as datasets,
-       coalesce(r.reads, '{}') as reads
+       coalesce(r.reads, '{}') as reads,
+       coalesce(w.virtual, '{}') as virtual
 from deployed p left join working n using (dag_id) left join reading r using (dag_id) left join written w using (dag_id)
 order by p.dag
 

@@ -102,7 +102,8 @@ def compose(text: str) -> yaml.Node:
     except yaml.MarkedYAMLError as error:
         message = ", ".join(part for part in (error.context, error.problem) if part)
         at = error.problem_mark or error.context_mark or (1, 1)
-        raise BadValue("spec.syntax", at, message, _SYNTAX_ADVICE) from None
+        is_open = isinstance(error, yaml.parser.ParserError)
+        raise BadValue("spec.syntax", at, message, _SYNTAX_ADVICE if is_open else None) from None
     except yaml.reader.ReaderError as error:
         before = data[: error.position].decode(errors="ignore")
         at = before.count("\n") + 1, len(before) - before.rfind("\n")
@@ -176,7 +177,9 @@ def wrong_type(node: yaml.Node, expected: str) -> BadValue:
     kind = kinds.get(node.tag.removeprefix(_YAML), "another kind of value")
     quotable = expected == "text" and isinstance(node, yaml.ScalarNode) and node.value
     suggestion = f'put it in quotes: "{node.value[:60]}"' if quotable else f"write {expected} here"
-    value = f" ({node.value[:60]})" if isinstance(node, yaml.ScalarNode) and node.value else ""
+    # Where a map belongs, text is easily a secret.
+    tells = isinstance(node, yaml.ScalarNode) and node.value and expected not in ("a map", "a list")
+    value = f" ({node.value[:60]!r})" if tells else ""
     return BadValue("spec.wrong_type", node, f"expected {expected}, found {kind}{value}", suggestion)
 
 
