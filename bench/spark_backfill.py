@@ -25,8 +25,9 @@ from traceplane.wire.control import BackfillRequest, BackfillResponse
 
 BLOCKS = 6000
 TRANSACTIONS_PER_BLOCK = 10
-TASKS = 8
-SLOTS = 2
+TASKS = 12
+SLOTS = 3
+"""One more than there are cores: what waits for the node or the disk leaves its core to another."""
 ROUNDS = 3
 ROUNDS_BUDGET = 120.0
 """Seconds; a busy machine gets fewer rounds."""
