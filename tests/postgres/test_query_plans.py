@@ -120,7 +120,7 @@ def test_functions_find_unfinished_tasks_by_job(filled: Filled, call: str) -> No
     assert scans == 0
 
 
-@pytest.mark.parametrize(("name", "arguments"), [("depths", []), ("counts", ["'default'"])])
+@pytest.mark.parametrize(("name", "arguments"), [("depths", []), ("counts", ["'default'", "null"])])
 def test_unfinished_tasks_are_counted_without_looking_at_finished_ones(
     filled: Filled, name: str, arguments: list[str]
 ) -> None:
@@ -455,7 +455,7 @@ def test_a_backfill_reads_its_jobs_queue_once_and_its_scopes_by_index(filled: Fi
 
 
 def test_dead_tasks_are_counted_without_looking_at_others(filled: Filled) -> None:
-    plan = filled.run("task_views", "deaths", "'default'", "100")
+    plan = filled.run("task_views", "deaths", "'default'", "100", "null")
     assert "tasks_dead_open" in plan.indexes
     assert (
         plan.read("tasks") <= 3 * 100
@@ -468,7 +468,7 @@ def test_what_was_done_since_a_task_died_is_found_by_position_for_an_organizatio
     org = filled.value("select org_id from orgs where slug = 'default'")
     filled.execute(f"set role {ORG_ROLE}; select set_config('traceplane.org', '{org}', false)")
     try:
-        plan = filled.run("task_views", "deaths", "'default'", "100")
+        plan = filled.run("task_views", "deaths", "'default'", "100", "null")
     finally:
         filled.execute("reset role; reset traceplane.org")
     conditions = plan.conditions("dataset_commits_live")

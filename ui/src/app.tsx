@@ -1,8 +1,8 @@
 // The frame around every page: navigation, who is signed in, whether changes arrive.
 import { signal } from '@preact/signals'
-import { useEffect } from 'preact/hooks'
+import { useEffect, useState } from 'preact/hooks'
 import { signedOut } from './api'
-import { useData } from './data'
+import { afterThePage, useData } from './data'
 import { brief } from './format'
 import { Icon } from './icons'
 import { connection, start } from './live'
@@ -125,7 +125,9 @@ const ForAdmins = () => (
 function Side() {
   const [first = ''] = place.value.path.slice(1).split('/')
   const here = first === '' ? '/graph' : `/${first}`
-  const status = useData<StatusResponse>('/api/v1/status?datasets=false', (changed) => (changed.jobs ?? []).length > 0)
+  const [isAsked, setAsked] = useState(false)
+  useEffect(() => void afterThePage().then(() => setAsked(true)), [])
+  const status = useData<StatusResponse>(isAsked ? '/api/v1/status?datasets=false' : null, (changed) => (changed.jobs ?? []).length > 0)
   const open = (status.data?.failed ?? []).filter((one) => one.state === 'dead').reduce((sum, one) => sum + one.tasks, 0)
   const marks: Record<string, number> = { '/tasks': open }
   return (

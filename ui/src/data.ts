@@ -25,6 +25,23 @@ export function forgetAll(): void {
   kept.clear()
 }
 
+let asked = 0
+const waiting: (() => void)[] = []
+
+async function answered<Answer>(path: string): Promise<Answer> {
+  asked++
+  try {
+    return await get<Answer>(path)
+  } finally {
+    asked--
+    if (!asked) for (const resume of waiting.splice(0)) resume()
+  }
+}
+
+/** Once the page has what it asked for when it was opened. */
+export const afterThePage = (): Promise<void> =>
+  new Promise((resume) => setTimeout(() => (asked ? waiting.push(resume) : resume())))
+
 /** The answer to a GET; `null` asks for nothing. `concerns` says which changes it has to do with. */
 export function useData<Answer>(path: string | null, concerns?: (changed: Changed) => boolean): Loaded<Answer> {
   const [state, setState] = useState<{ path: string | null; data?: Answer; error?: ApiError; asked: boolean }>({
@@ -50,7 +67,7 @@ export function useData<Answer>(path: string | null, concerns?: (changed: Change
       due = false
       const begun = performance.now()
       try {
-        const data = await get<Answer>(path)
+        const data = await answered<Answer>(path)
         keep(path, data)
         if (!over) setState({ path, data, asked: true })
       } catch (error) {

@@ -432,7 +432,7 @@ class PublicApi:
     async def status_of(self, caller: Caller, query: StatusQuery) -> StatusResponse:
         async with caller.database.transaction() as tx:
             access = await access_of(tx, caller.org, caller)
-            work = await standing(tx, caller, access)
+            work = await standing(tx, caller, access, query.dag)
             paused = await job_pauses.of_org(tx, caller.org)
             views = await _dataset_views(tx, caller.org, access, query) if query.datasets else []
             lag = await outbox.lag_seconds_of(tx, caller.org)
@@ -446,8 +446,12 @@ class PublicApi:
             stuck=work.stuck,
             dead_superseded=work.dead_elsewhere.get("superseded", 0),
             dead_retired=work.dead_elsewhere.get("retired", 0),
-            cron=[c for c in cron if access.sees(c.dag, c.job)],
-            paused=[pause_view(pause) for pause in paused if access.sees(pause.dag, pause.job)],
+            cron=[c for c in cron if access.sees(c.dag, c.job) and query.dag in (None, c.dag)],
+            paused=[
+                pause_view(pause)
+                for pause in paused
+                if access.sees(pause.dag, pause.job) and query.dag in (None, pause.dag)
+            ],
             dead_messages=dead_messages,
         )
 
@@ -459,8 +463,7 @@ async def _dataset_views(tx: Transaction, org: str, access: Access, query: Statu
         failed_checks[f.dataset_id].append(FailedCheckView(f.name, f.scopes, f.problem, f.task_id))
     names: set[str] | None = None
     if query.dag is not None:
-        jobs = await graph.jobs(tx, org, query.dag)
-        names = {name for job in jobs for name in (*job.writes, *(str(r["dataset"]) for r in job.reads))}
+        names = await graph.used(tx, org, query.dag)
     if query.dataset is not None:
         names = {query.dataset} if names is None else names & {query.dataset}
     if query.unmet:

@@ -60,13 +60,13 @@ class GraphApi:
     async def overview(self, call: Call[None]) -> OverviewResponse:
         async with call.principal.database.snapshot() as tx:
             access = await access_of(tx, call.principal.org, call.principal)
-            rows = await graph.dags(tx, call.principal.org)
+            rows = await graph.dags(tx, call.principal.org, without=access.hidden_ids)
         owner = {dataset: row.dag for row in rows for dataset in row.datasets}
         views = [
             DagOverview(
                 row.dag,
                 row.version,
-                sum(access.sees(row.dag, job) for job in row.jobs),
+                row.jobs,
                 access.readable(row.datasets),
                 sorted({owner[name] for name in access.readable(_read_by(row)) if name in owner} - {row.dag}),
             )

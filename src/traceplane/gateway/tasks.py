@@ -63,7 +63,7 @@ from traceplane.wire.control import (
 READER, WRITER = "reader", "writer"
 CHANGED_AT_ONCE = 2_000
 _LOGGED_ATTEMPTS = 100
-_LOOKED_AT_PER_JOB = 100
+_LOOKED_AT_PER_JOB = 50
 _RANGES_TOLD = 20
 
 Choose = Callable[[Transaction, TaskFilter], Awaitable[list[UUID]]]
@@ -314,9 +314,9 @@ class Standing:
     """Dead tasks that need nobody: superseded or retired."""
 
 
-async def standing(tx: Transaction, caller: Caller, access: Access) -> Standing:
-    unfinished = [r for r in await task_views.counts(tx, caller.org) if access.sees(r.dag, r.job)]
-    dead_tasks = await task_views.deaths(tx, caller.org, _LOOKED_AT_PER_JOB)
+async def standing(tx: Transaction, caller: Caller, access: Access, dag: str | None = None) -> Standing:
+    unfinished = [r for r in await task_views.counts(tx, caller.org, dag) if access.sees(r.dag, r.job)]
+    dead_tasks = await task_views.deaths(tx, caller.org, _LOOKED_AT_PER_JOB, dag)
     deaths = await as_seen_by(tx, caller, [r for r in dead_tasks if access.sees(r.dag, r.job)], access)
     retried = [row.newest_retry for row in unfinished if row.newest_retry is not None]
     newest = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+from uuid import UUID
 
 from traceplane.model.json_object import JsonObject
 from traceplane.postgres.database import Transaction, statements
@@ -53,7 +55,7 @@ class GraphDataset:
 class GraphDag:
     dag: str
     version: int
-    jobs: list[str]
+    jobs: int
     datasets: list[str]
     reads: list[str]
     """Datasets of other DAGs."""
@@ -68,8 +70,13 @@ async def jobs(
     return await tx.rows_as(GraphJob, _SQL["jobs"], org, dag, building, waiting)
 
 
-async def dags(tx: Transaction, org: str) -> list[GraphDag]:
-    return await tx.rows_as(GraphDag, _SQL["dags"], org)
+async def used(tx: Transaction, org: str, dag: str) -> set[str]:
+    return {row["dataset_id"] for row in await tx.rows(_SQL["used"], org, dag)}
+
+
+async def dags(tx: Transaction, org: str, *, without: Sequence[UUID] = ()) -> list[GraphDag]:
+    """`without`: jobs that are not counted."""
+    return await tx.rows_as(GraphDag, _SQL["dags"], org, list(without))
 
 
 async def changes(tx: Transaction, org: str, dag: str | None) -> dict[tuple[str, str], Change]:

@@ -95,8 +95,8 @@ class LineageEvent:
     producer_id: UUID
 
 
-async def deaths(tx: Transaction, org: str, limit_per_job: int) -> list[DeadTasks]:
-    return await tx.rows_as(DeadTasks, _SQL["deaths"], org, limit_per_job)
+async def deaths(tx: Transaction, org: str, limit_per_job: int, dag: str | None = None) -> list[DeadTasks]:
+    return await tx.rows_as(DeadTasks, _SQL["deaths"], org, limit_per_job, dag)
 
 
 async def runtimes_at_work(tx: Transaction) -> set[str]:
@@ -133,8 +133,9 @@ async def jobs_of(tx: Transaction, org: str, task_ids: Sequence[UUID]) -> dict[U
     return {row["task_id"]: (row["dag"], row["job"]) for row in rows}
 
 
-async def counts(tx: Transaction, org: str) -> list[UnfinishedTasks]:
-    rows = await tx.rows(_SQL["counts"], org)
+async def counts(tx: Transaction, org: str, dag: str | None = None) -> list[UnfinishedTasks]:
+    async with tx.planned_for_its_values():
+        rows = await tx.rows(_SQL["counts"], org, dag)
     return [
         UnfinishedTasks(**{**row, "requires": msgspec.convert(row["requires"], Resources)}) for row in rows
     ]

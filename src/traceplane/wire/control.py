@@ -341,7 +341,7 @@ class StatusQuery(Wire, frozen=True):
     datasets: bool = True
     """Whether to say what each dataset holds: there may be thousands."""
     dag: Text | None = None
-    """What is said of datasets, only of those that this DAG writes and reads."""
+    """Only what is said of the jobs of this DAG, and of the datasets that it writes and reads."""
     dataset: Text | None = None
     """What is said of datasets, only of this one."""
     unmet: bool = False

@@ -19,7 +19,8 @@ export function GraphPage() {
   const ofDags = !dag && all.data && isTooMuch(all.data) ? all.data : undefined
   const isAsked = dag !== '' || (all.data !== undefined && !ofDags)
   const structure = useData<GraphResponse>(isAsked ? withParameters('/api/v1/graph', { dag }) : null, (changed) => (changed.dags ?? []).length + (changed.jobs ?? []).length > 0)
-  const status = useData<StatusResponse>(withParameters('/api/v1/status', dag ? { dag } : { datasets: isAsked ? undefined : 'false' }), (changed) => (changed.jobs ?? changed.datasets ?? []).length > 0 || (changed.datasets ?? []).length > 0)
+  const ofStatus = ofDags ? '/api/v1/status?datasets=false' : withParameters('/api/v1/status', { dag })
+  const status = useData<StatusResponse>(isAsked || ofDags ? ofStatus : null, (changed) => (changed.jobs ?? changed.datasets ?? []).length > 0 || (changed.datasets ?? []).length > 0)
   const error = structure.error ?? all.error
   const rates = useRates(status.data)
   const dags = useMemo(() => all.data?.dags.map((one) => one.dag) ?? [], [all.data])

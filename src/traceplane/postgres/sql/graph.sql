@@ -34,6 +34,16 @@ left join dags hd on hd.dag_id = hj.dag_id left join job_pressure p on p.job_id 
 left join job_pauses z on z.dag_id = s.dag_id and z.job = j.name
 order by s.dag, j.job_id
 
+-- name: used
+-- The datasets that the serving jobs of a DAG write or read.
+with serving as materialized (
+  select m.job_id from dags d join orgs o using (org_id) join dag_version_jobs m on m.dag_version_id = d.active_version_id
+  where o.slug = $1 and d.name = $2
+)
+select x.dataset_id from serving s join job_outputs u using (job_id) join datasets x using (dataset_uuid)
+union
+select x.dataset_id from serving s join job_inputs u using (job_id) join datasets x using (dataset_uuid)
+
 -- name: changes
 -- What each job of a version that is being built is to the one of its name that serves; those that are the same are left
 -- out.
@@ -49,7 +59,8 @@ left join lateral (
 where o.slug = $1 and ($2::text is null or d.name = $2) and s.job_id is distinct from j.job_id
 
 -- name: dags
--- The DAGs that serve, with their jobs and datasets, and the datasets of others that they read.
+-- The DAGs that serve, with the number of their jobs but those of $2, their datasets, and the datasets of others that
+-- they read.
 with deployed as materialized (
   select d.org_id, d.dag_id, d.name as dag, v.number as version, v.dag_version_id
   from dags d join orgs o using (org_id) join dag_versions v on v.dag_version_id = d.active_version_id where o.slug = $1
@@ -66,13 +77,13 @@ with deployed as materialized (
     join datasets x on x.org_id = s.org_id and x.dataset_id = v #>> '{}') r
   where owner <> dag_id group by dag_id
 ), working as (
-  select s.dag_id, array_agg(j.name order by s.job_id) as jobs from serving s join jobs j using (job_id) group by s.dag_id
+  select dag_id, count(*) as jobs from serving where job_id <> all($2::uuid[]) group by dag_id
 ), written as (
   select x.dag_id, array_agg(x.dataset_id order by x.dataset_id) as datasets,
          array_agg(x.definition->>'sql') filter (where x.definition->>'storage' = 'virtual') as virtual
   from datasets x join deployed p using (dag_id) where x.current_generation_id is not null group by x.dag_id
 )
-select p.dag, p.version, coalesce(n.jobs, '{}') as jobs, coalesce(w.datasets, '{}') as datasets,
+select p.dag, p.version, coalesce(n.jobs, 0) as jobs, coalesce(w.datasets, '{}') as datasets,
        coalesce(r.reads, '{}') as reads,
        coalesce(w.virtual, '{}') as virtual
 from deployed p left join working n using (dag_id) left join reading r using (dag_id) left join written w using (dag_id)

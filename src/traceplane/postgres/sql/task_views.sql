@@ -1,20 +1,24 @@
 -- What people see of tasks. Nothing here changes or locks a row.
 
 -- name: deaths
--- Dead tasks that nobody has acknowledged, by job, by what they still need and by error, with the newest of each; of
--- every job the newest $2 are looked at.
+-- Dead tasks that nobody has acknowledged, of an organization or of one of its DAGs, by job, by what they still need and
+-- by error, with the newest of each; of every job the newest $2 are looked at.
 with recursive concerned as (  -- from one job to the next, past all tasks of each
   (select job_id from tasks where stage = 3 and acknowledged_at is null order by job_id limit 1)
   union all
   select n.job_id from concerned c cross join lateral (
     select job_id from tasks where stage = 3 and acknowledged_at is null and job_id > c.job_id order by job_id limit 1) n
+), asked as materialized (  -- before any of their tasks is looked at
+  select j.job_id, j.name as job, d.name as dag
+  from concerned join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id)
+  where o.slug = $1 and ($3::text is null or d.name = $3)
 ), found as (
-  select d.name as dag, j.name as job, j.job_id, t.standing, t.error->>'code' as code, count(*) as tasks,
+  select a.dag, a.job, a.job_id, t.standing, t.error->>'code' as code, count(*) as tasks,
          (array_agg(t.task_id order by t.task_id desc))[1] as task_id
-  from concerned join jobs j using (job_id) join dags d using (dag_id) join orgs o using (org_id) cross join lateral (
-    select * from dead_tasks x where x.job_id = j.job_id and x.acknowledged_at is null order by x.task_id desc limit $2
+  from asked a cross join lateral (
+    select * from dead_tasks x where x.job_id = a.job_id and x.acknowledged_at is null order by x.task_id desc limit $2
   ) t
-  where o.slug = $1 group by d.name, j.name, j.job_id, t.standing, t.error->>'code'
+  group by a.dag, a.job, a.job_id, t.standing, t.error->>'code'
 )
 select f.dag, f.job, f.standing, f.code, f.tasks, f.task_id, t.error, t.partition_key, t.range_start,
        sum(f.tasks) over (partition by f.job_id) >= $2 as capped
@@ -51,17 +55,21 @@ from tasks t join jobs j using (job_id) join dags d using (dag_id) join orgs o u
 where t.task_id = any($1::uuid[]) and o.slug = $2
 
 -- name: counts
--- An organization's unfinished tasks per job and state: their number, how many wait for a retry, the newest of those,
--- and how long the first has been due. With what holds the job. Tasks are counted by indexes alone where they wait, since
--- there may be a million of a few jobs, and before they are joined.
-with counted as (
+-- The unfinished tasks of an organization, or of one of its DAGs, per job and state: their number, how many wait for a
+-- retry, the newest of those, and how long the first has been due. With what holds the job. Tasks are counted by indexes
+-- alone where they wait, since there may be a million of a few jobs, and before they are joined.
+with asked as (
+  select j.job_id from jobs j join dags d using (dag_id) where d.name = $2
+), counted as (
   select w.job_id, 'queued'::task_state as state, w.tasks, w.due_at, coalesce(r.tasks, 0) as retrying, r.newest_retry
-  from (select job_id, count(*) as tasks, min(ready_at) as due_at from tasks where stage = 0 group by job_id) w
+  from (select job_id, count(*) as tasks, min(ready_at) as due_at from tasks
+        where stage = 0 and ($2::text is null or job_id in (select job_id from asked)) group by job_id) w
   left join (
     select job_id, count(*) as tasks, max(task_id::text) as newest_retry from tasks
     where stage = 0 and attempt > 0 and error is not null group by job_id) r using (job_id)
   union all
-  select job_id, state, count(*), min(ready_at), 0, null from tasks where stage = 1 group by job_id, state
+  select job_id, state, count(*), min(ready_at), 0, null from tasks
+  where stage = 1 and ($2::text is null or job_id in (select job_id from asked)) group by job_id, state
 )
 select d.name as dag, j.name as job, j.runtime, t.state, t.tasks, t.retrying, t.newest_retry::uuid as newest_retry,
        extract(epoch from tp_now() - t.due_at)::float8 as due_seconds, h.level as hold_level, cj.name as hold_job,
