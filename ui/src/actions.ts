@@ -12,4 +12,4 @@ export async function attempt<Answer>(work: () => Promise<Answer>): Promise<Answ
   }
 }
 
-export const inWords = (error: ApiError): string => `${sentence(error.message)}${error.nextStep ? ` ${sentence(error.nextStep)}` : ''}`
+export const inWords = (error: ApiError): string => [error.message, error.nextStep ?? ''].filter(Boolean).map(sentence).join(' ').replaceAll('`', '')

@@ -8,9 +8,19 @@ export class ApiError extends Error {
     message: string,
     readonly value?: string,
     readonly nextStep?: string,
+    /** Of a file, where there may be several. */
+    readonly problems: FileProblem[] = [],
   ) {
     super(message)
   }
+}
+
+export interface FileProblem {
+  code: string
+  message: string
+  line: number
+  column: number
+  suggestion?: string
 }
 
 /** Whether the gateway has refused to say who this browser is. */
@@ -58,7 +68,7 @@ export function errorOf(status: number, body: string): ApiError {
   try {
     const { error } = JSON.parse(body) as { error: Record<string, unknown> }
     const text = (name: string) => (error[name] === undefined ? undefined : String(error[name]))
-    return new ApiError(status, text('code') ?? '', text('message') ?? '', text('value'), text('next_step'))
+    return new ApiError(status, text('code') ?? '', text('message') ?? '', text('value'), text('next_step'), (error['problems'] as FileProblem[] | undefined) ?? [])
   } catch {
     return new ApiError(status, `http.${status}`, 'the gateway answered with an error')
   }

@@ -11,6 +11,9 @@ export interface Series {
 }
 
 const HEIGHT = 320
+const AXIS = 92
+/** Of bars, in pixels. */
+const THINNEST = 3
 const MINUTE_SECONDS = 60
 
 interface Props {
@@ -22,6 +25,8 @@ interface Props {
   /** What stands at 0, 1, … of the axis, if it is not one of numbers. */
   names?: string[]
   series: Series[]
+  /** How much of the axis a bar stands for, from its value of x on; otherwise bars are around theirs. */
+  span?: number
   height?: number
   format?: (value: number) => string
 }
@@ -29,7 +34,7 @@ interface Props {
 const HUES = ['accent', 'good', 'held', 'pause', 'run', 'bad'] as const
 export const MOST_SERIES = HUES.length
 
-export function Chart({ label, look, x, isTime, names, series, height = HEIGHT, format }: Props) {
+export function Chart({ label, look, x, isTime, names, series, span, height = HEIGHT, format }: Props) {
   const box = useRef<HTMLDivElement>(null)
   const [failed, setFailed] = useState(false)
   useEffect(() => {
@@ -39,7 +44,7 @@ export function Chart({ label, look, x, isTime, names, series, height = HEIGHT, 
     void Promise.all([import('uplot'), import('uplot/dist/uPlot.min.css')])
       .then(([{ default: Plot }]) => {
         if (over || !box.current) return
-        plot = new Plot(options(Plot, { label, look, x, isTime, names, series, height, format }, box.current.clientWidth), [x, ...series.map((one) => one.values)], box.current)
+        plot = new Plot(options(Plot, { label, look, x, isTime, names, series, span, height, format }, box.current.clientWidth), [x, ...series.map((one) => one.values)], box.current)
         resized.observe(box.current)
       })
       .catch(() => setFailed(true))
@@ -69,13 +74,14 @@ export function Chart({ label, look, x, isTime, names, series, height = HEIGHT, 
 /** So few values are marked, since a single one between gaps makes no line. */
 const MOST_MARKED = 30
 
-function options(Plot: typeof uPlot, { look, x, isTime, names, series, height = HEIGHT, format }: Props, width: number): uPlot.Options {
+function options(Plot: typeof uPlot, { look, x, isTime, names, series, span, height = HEIGHT, format }: Props, width: number): uPlot.Options {
   const style = getComputedStyle(document.documentElement)
   const colour = (name: string) => style.getPropertyValue(`--${name}`).trim()
   const axis = { stroke: colour('muted'), grid: { stroke: colour('line'), width: 1 }, ticks: { stroke: colour('line'), width: 1 }, font: `12px ${style.getPropertyValue('--text')}` }
   // Bars are as wide as the least distance between two, and the outer ones need room beside the first and last value.
   // Of a single time, the library would show three years.
   const beside = look === 'bars' || names ? leastDistance(x, isTime ? MINUTE_SECONDS : 1) * 0.6 : 0
+  const widest = span ? Math.max(THINNEST, (span / (x.at(-1)! - x[0]! + 2 * beside)) * (width - AXIS)) : 60
   const across = names
     ? { ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 1000], values: (_plot: uPlot, values: number[]) => values.map((at) => shortened(names[at] ?? '')) }
     : axis
@@ -85,7 +91,7 @@ function options(Plot: typeof uPlot, { look, x, isTime, names, series, height = 
     legend: { show: false },
     cursor: { drag: { x: true, y: false } },
     scales: { x: { time: isTime, ...(beside > 0 ? { range: (_plot: uPlot, low: number, high: number): [number, number] => [low - beside, (x.length === 1 ? low : high) + beside] } : {}) }, y: { range: (_plot, low, high) => heights(Plot, look, low, high) } },
-    axes: [across, { ...axis, size: format ? 92 : 72, ...(format ? { values: (_plot, values) => values.map((value) => (value === null ? '' : format(value))) } : {}) }],
+    axes: [across, { ...axis, size: format ? AXIS : 72, ...(format ? { values: (_plot, values) => values.map((value) => (value === null ? '' : format(value))) } : {}) }],
     series: [
       {},
       ...series.map((one, n): uPlot.Series => {
@@ -94,7 +100,7 @@ function options(Plot: typeof uPlot, { look, x, isTime, names, series, height = 
           label: one.name,
           stroke,
           width: look === 'points' ? 0 : 1.5,
-          ...(look === 'bars' ? { fill: `${stroke}99`, paths: Plot.paths.bars!({ size: [0.7, 60] }), points: { show: false } } : {}),
+          ...(look === 'bars' ? { fill: `${stroke}99`, paths: Plot.paths.bars!({ size: [span ? 1 : 0.7, widest], align: span ? 1 : 0 }), points: { show: false } } : {}),
           ...(look === 'line' && one.values.filter((value) => value !== null).length <= MOST_MARKED ? { points: { show: true, size: 5 } } : {}),
           ...(look === 'points' ? { paths: () => null, points: { show: true, size: 5, fill: stroke } } : {}),
         }

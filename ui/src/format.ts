@@ -20,10 +20,11 @@ export function bytes(n: number): string {
 export function duration(ms: number): string {
   if (ms < 0) ms = 0
   if (ms < 1000) return `${Math.round(ms)} ms`
-  const s = ms / 1000
-  if (s < 60) return `${s < 10 ? s.toFixed(1) : Math.round(s)} s`
+  if (ms < 9_950) return `${(ms / 1000).toFixed(1)} s`
+  const s = Math.round(ms / 1000)
+  if (s < 60) return `${s} s`
   const m = Math.floor(s / 60)
-  if (m < 60) return `${m} min ${Math.round(s % 60)} s`
+  if (m < 60) return `${m} min ${s % 60} s`
   const h = Math.floor(m / 60)
   if (h < 48) return `${h} h ${m % 60} min`
   return `${Math.floor(h / 24)} d ${h % 24} h`

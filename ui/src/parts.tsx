@@ -86,9 +86,19 @@ export function Problem({ error, retry }: { error: ApiError; retry?: () => void 
     <div class="problem" role="alert">
       <Icon name="cross" />
       <div>
-        <strong>{sentence(error.message)}</strong>
+        <strong>{withCode(sentence(error.message))}</strong>
         {error.value !== undefined && error.value !== '' && <code>{error.value}</code>}
-        {error.nextStep && <p>{sentence(error.nextStep)}</p>}
+        {error.nextStep && <p>{withCode(sentence(error.nextStep))}</p>}
+        {error.problems.length > 0 && (
+          <ul class="reasons">
+            {error.problems.map((one, n) => (
+              <li key={n}>
+                <code>{one.line}:{one.column}</code> {withCode(sentence(one.message))}
+                {one.suggestion && <span class="muted"> {withCode(sentence(one.suggestion))}</span>} <span class="muted small">{one.code}</span>
+              </li>
+            ))}
+          </ul>
+        )}
         <p class="muted small">{error.code}</p>
       </div>
       {retry && (
@@ -162,6 +172,9 @@ export function Fact({ name, children }: { name: string; children: ComponentChil
     </div>
   )
 }
+
+/** Commands stand between backticks where the terminal shows the same text. */
+export const withCode = (text: string): ComponentChildren => text.split('`').map((part, n) => (n % 2 ? <code key={n}>{part}</code> : part))
 
 export function sentence(text: string): string {
   const begun = text.charAt(0).toUpperCase() + text.slice(1)

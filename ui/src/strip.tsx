@@ -11,6 +11,9 @@ import type { CoverageStrip, StripCell } from './types'
 export interface Span {
   first: number
   last: number
+  /** The first and the last partition, as the API takes them: positions have names where partitions do. */
+  begin: string
+  end: string
   name: string
 }
 
@@ -19,7 +22,7 @@ const COLOURS = ['good', 'line-strong', 'bad', 'run', 'wait'] as const
 
 /** `choose` is called when somebody has dragged over a part of it. */
 export function Strip({ dataset, producers, choose, chosen }: { dataset: string; producers: string[]; choose: (span: Span | undefined) => void; chosen?: Span }) {
-  const [window, setWindow] = useState<{ first: number; last: number }>()
+  const [window, setWindow] = useState<{ first: string; last: string }>()
   const path = withParameters(`/api/v1/datasets/${encodeURIComponent(dataset)}/coverage`, { cells: 1000, first: window?.first, last: window?.last })
   const { data, error, reload } = useData<CoverageStrip>(path, (changed) => concernsDataset(changed, dataset) || concernsJob(changed, (job) => producers.includes(job)))
   if (error && !data) return <Problem error={error} retry={reload} />
@@ -27,7 +30,7 @@ export function Strip({ dataset, producers, choose, chosen }: { dataset: string;
   if (!data.cells.length) return <p class="muted">It holds nothing yet.</p>
   const zoom = () => {
     if (!chosen) return
-    setWindow({ first: chosen.first, last: chosen.last })
+    setWindow({ first: chosen.begin, last: chosen.end })
     choose(undefined)
   }
   return (
@@ -67,9 +70,10 @@ function Cells({ strip, choose, chosen }: { strip: CoverageStrip; choose: (span:
   }, [])
   const span = (a: number, b: number): Span => {
     const [from, to] = a <= b ? [a, b] : [b, a]
-    const begin = first + from * per
-    const end = Math.min(last, first + (to + 1) * per - 1)
-    return { first: begin, last: end, name: from === to ? (names[from] ?? String(begin)) : `${begins(names[from] ?? '')} to ${ends(names[to] ?? '')}` }
+    const [firstName = '', lastName = ''] = [names[from], names[to]]
+    const [begin, end] = per === 1 ? [firstName, lastName] : [begins(firstName), ends(lastName)]
+    const name = from === to ? firstName : `${begin} to ${end}`
+    return { first: first + from * per, last: Math.min(last, first + (to + 1) * per - 1), begin, end, name }
   }
   useEffect(() => {
     const context = canvas.current!.getContext('2d')!

@@ -11,7 +11,7 @@ import gzip
 import hashlib
 import mimetypes
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from traceplane.http_service.routes import Reply
@@ -40,6 +40,7 @@ ADDRESSES = frozenset(
 )
 """The first segments of the addresses that the UI has pages for, besides `/`."""
 
+_API = b"/api/"
 _ASSETS = b"/assets/"
 _POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
@@ -144,11 +145,13 @@ class Pages:
         if path.startswith(_ASSETS):
             asset = self._assets.get(path)
             return None if asset is None else asset.reply(headers)
-        if path != b"/" and path[1:].partition(b"/")[0] not in ADDRESSES:
+        is_known = path == b"/" or path[1:].partition(b"/")[0] in ADDRESSES
+        if not is_known and (path.startswith(_API) or b"text/html" not in headers.get(b"accept", b"")):
             return None
         if self._page is None:
-            return _unavailable(_MISSING)
-        return self._page.reply(headers)
+            return _unavailable(_MISSING) if is_known else None
+        # Somebody who mistyped an address gets the page that says so, with the menu.
+        return self._page.reply(headers) if is_known else replace(self._page.reply({}), status=404)
 
 
 def _unavailable(page: str) -> Reply:

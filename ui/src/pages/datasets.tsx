@@ -1,13 +1,13 @@
 // Datasets, and one of them: schema, rows, what it holds and lacks, who writes and reads it.
 import { useEffect, useRef, useState } from 'preact/hooks'
-import { attempt } from '../actions'
+import { attempt, inWords } from '../actions'
 import { ApiError, get, post, withParameters } from '../api'
 import { useData } from '../data'
 import { brief, bytes, count, counted } from '../format'
 import { Grid } from '../grid'
 import { Icon } from '../icons'
 import { concernsDag, concernsDataset } from '../live'
-import { A, Button, Empty, Fact, Facts, Loading, Page, Problem, sentence, State, Time, toast } from '../parts'
+import { A, Button, Empty, Fact, Facts, Loading, Page, Problem, sentence, State, Time, toast, withCode } from '../parts'
 import { address, place, setQuery } from '../router'
 import { mayWrite } from '../session'
 import { Freshness, Growth } from './growth'
@@ -103,7 +103,7 @@ export function DatasetPage({ name }: { name: string }) {
   if (error && !data)
     return error.status === 404 ? (
       <Empty icon="dataset" title="There is no such dataset">
-        <p>{error.nextStep && sentence(error.nextStep)}</p>
+        <p>{error.nextStep && withCode(sentence(error.nextStep))}</p>
         <A class="button" href="/datasets">All datasets</A>
       </Empty>
     ) : (
@@ -202,10 +202,10 @@ function Held({ name, producers }: { name: string; producers: string[] }) {
   const [why, setWhy] = useState<{ of: Span; answer: ScopeExplanation }>()
   const explain = async (span: Span) => {
     try {
-      const path = withParameters(`/api/v1/datasets/${encodeURIComponent(name)}/explain`, { first: span.first, last: span.last })
+      const path = withParameters(`/api/v1/datasets/${encodeURIComponent(name)}/explain`, { first: span.begin, last: span.end })
       setWhy({ of: span, answer: await get<ScopeExplanation>(path) })
     } catch (error) {
-      toast(error instanceof ApiError ? sentence(error.message) : String(error), true)
+      toast(error instanceof ApiError ? inWords(error) : String(error), true)
     }
   }
   return (
@@ -237,12 +237,12 @@ function Backfill({ name, span }: { name: string; span: Span }) {
   const [tried, setTried] = useState<BackfillResponse>()
   const ask = async (dry: boolean) => {
     try {
-      const answer = await post<BackfillResponse>('/api/v1/backfill', { dataset: name, start: span.first, end: span.last, only, dry_run: dry })
+      const answer = await post<BackfillResponse>('/api/v1/backfill', { dataset: name, start: span.begin, end: span.end, only, dry_run: dry })
       if (dry) return setTried(answer)
       setTried(undefined)
       toast(answer.created ? `${counted(answer.created, 'task')} of ${answer.job} will compute it` : 'There is nothing to compute')
     } catch (error) {
-      toast(error instanceof ApiError ? `${sentence(error.message)} ${error.nextStep ?? ''}` : String(error), true)
+      toast(error instanceof ApiError ? inWords(error) : String(error), true)
     }
   }
   if (tried)

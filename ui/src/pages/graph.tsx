@@ -1,5 +1,6 @@
 // Datasets and jobs, live.
 import { useMemo, useRef, useState } from 'preact/hooks'
+import { inWords } from '../actions'
 import { ApiError, post, withParameters } from '../api'
 import { type Loaded, useData } from '../data'
 import { brief, bytes, count, counted } from '../format'
@@ -181,7 +182,7 @@ function AboutJob({ node, changed }: { node: JobNode; changed: () => void }) {
       toast(what === 'pause' ? `${job.job} is paused` : `${job.job} goes on`)
       changed()
     } catch (error) {
-      toast(error instanceof ApiError ? `${sentence(error.message)} ${error.nextStep ?? ''}` : String(error), true)
+      toast(error instanceof ApiError ? inWords(error) : String(error), true)
     }
   }
   return (

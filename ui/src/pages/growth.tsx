@@ -24,7 +24,7 @@ export function Growth({ history: data }: { history?: DatasetHistory }) {
           ))}
         </div>
       </div>
-      <Chart label={`${MEASURES[measure]} by when they were committed: ${points.map((point) => count(point[measure])).slice(-5).join(', ')} at last`} look="bars" x={x} isTime series={series}
+      <Chart label={`${MEASURES[measure]} by when they were committed: ${points.map((point) => count(point[measure])).slice(-5).join(', ')} at last`} look="bars" x={x} isTime series={series} span={data.seconds}
         height={180} format={measure === 'bytes' ? bytes : brief} />
       <p class="muted small">
         By when they were committed, in spans of {duration((data.seconds ?? 0) * 1000)}, of what is still there.

@@ -84,7 +84,7 @@ function pathOf(file: File): string {
 
 function Planned({ plan, withoutCode }: { plan: PlanResponse; withoutCode: boolean }) {
   const { data } = useData<GraphResponse>(withParameters('/api/v1/graph', plan.deployed_version ? { dag: plan.dag } : {}))
-  const steps = plan.steps
+  const { steps, unseen } = useMemo(() => asFarAsKnown(plan.steps, withoutCode), [plan, withoutCode])
   const diff = useMemo(() => (steps && data ? planned(plan.dag, plan.deployed_version ? data : { jobs: [], datasets: [] }, steps) : undefined), [data, plan])
   return (
     <div class="stack">
@@ -93,7 +93,11 @@ function Planned({ plan, withoutCode }: { plan: PlanResponse; withoutCode: boole
         <p class="said-box">{plan.being_built ? `Version ${plan.being_built} of it is being built; a deploy changes nothing.` : `Nothing would change: version ${plan.deployed_version} is this file.`}</p>
       ) : (
         <>
-          {withoutCode && <p class="muted small">Planned without modules: jobs whose code was deployed with the DAG show a change of it. Drop the modules too to compare them.</p>}
+          {unseen.length > 0 && (
+            <p class="said-box">
+              The code of {unseen.join(', ')} is not compared, since it was deployed with modules, and the file came without: drop them too. If it changed, more is computed anew than is shown here.
+            </p>
+          )}
           {steps && <Summary steps={steps} />}
           {diff && diff.graph.nodes.length > 0 && <Diff {...diff} />}
           {steps && <Changes steps={steps} />}
@@ -102,6 +106,24 @@ function Planned({ plan, withoutCode }: { plan: PlanResponse; withoutCode: boole
       )}
     </div>
   )
+}
+
+/** Without modules, nobody knows whether the code of a job changed: only what else changes is shown, and what follows. */
+function asFarAsKnown(steps: PlanSteps | undefined, withoutCode: boolean): { steps?: PlanSteps; unseen: string[] } {
+  if (!steps || !withoutCode) return { steps, unseen: [] }
+  const known = steps.rebuilt.map((one) => ({ ...one, changes: (one.changes ?? []).filter((change) => change.field !== 'code') }))
+  const sure = new Set(known.filter((one) => one.changes.length > 0).map((one) => one.job))
+  for (let before = -1; before !== sure.size; ) {
+    before = sure.size
+    for (const one of known) if ((one.downstream_of ?? []).some((name) => sure.has(name))) sure.add(one.job)
+  }
+  const rebuilt = known.filter((one) => sure.has(one.job))
+  const rest = steps.rebuilt.filter((one) => !sure.has(one.job))
+  const written = new Set(rebuilt.flatMap((one) => one.writes ?? []))
+  return {
+    steps: { ...steps, rebuilt, unchanged: [...steps.unchanged, ...rest.map((one) => one.job)], computed_anew: steps.computed_anew.filter((one) => written.has(one.dataset)) },
+    unseen: rest.filter((one) => one.changes?.length).map((one) => one.job),
+  }
 }
 
 /** A version that is being built beside the one that serves. */
@@ -196,7 +218,7 @@ function Summary({ steps }: { steps: PlanSteps }) {
   return (
     <ul class="facts-line" aria-label="Jobs">
       {parts.filter(([, number]) => number > 0).map(([change, number]) => (
-        <li key={change} class={`diff-${change}`}><strong>{count(number)}</strong> {WORDS[change].toLowerCase()}</li>
+        <li key={change} class={`diff-${change}`}><strong>{count(number)}</strong> {WORDS[change].toLowerCase()}{change === 'breaking' && number > 1 ? 's' : ''}</li>
       ))}
       <li><strong>{count(steps.unchanged.length)}</strong> unchanged</li>
     </ul>

@@ -3,7 +3,7 @@ import type { ComponentChildren } from 'preact'
 import { useData } from '../data'
 import { count, counted, duration } from '../format'
 import { type Changed, concernsJob } from '../live'
-import { A, Button, Copy, DatasetName, Empty, Fact, Facts, Loading, Page, Problem, sentence, State, Time } from '../parts'
+import { A, Button, Copy, DatasetName, Empty, Fact, Facts, Loading, Page, Problem, sentence, State, Time, withCode } from '../parts'
 import { address } from '../router'
 import { mayWrite } from '../session'
 import type { AttemptView, ExplainResponse, LineageView, TaskDetail, TaskLogs, TaskView } from '../types'
@@ -46,7 +46,7 @@ export function TaskPage({ id }: { id: string }) {
         mayWrite() && (
           <>
             {(task.state === 'dead' || task.state === 'canceled') && task.standing !== 'retired' && (
-              <Button icon="retry" look="primary" onClick={() => void change('retry')}>Retry</Button>
+              <Button icon="retry" look={explained.data?.retry_helps === false ? undefined : 'primary'} onClick={() => void change('retry')}>Retry</Button>
             )}
             {task.state === 'dead' && task.standing === 'open' && (
               <Button icon="check" onClick={() => void change('acknowledge')}>Acknowledge</Button>
@@ -229,7 +229,7 @@ function Why({ task, explained }: { task: TaskView; explained?: ExplainResponse 
       {error && <Failure error={error} />}
       {explained?.next_step && (
         <p class="next-step">
-          <strong>Next:</strong> {sentence(explained.next_step)}
+          <strong>Next:</strong> {withCode(sentence(explained.next_step))}
           {explained.retry_helps === false && ' Trying again as it is would fail again.'}
         </p>
       )}
@@ -238,11 +238,11 @@ function Why({ task, explained }: { task: TaskView; explained?: ExplainResponse 
 }
 
 /** Where a worker keeps the code of a deploy, which says nothing to whoever wrote it. */
-const CODE_FOLDER = /[^\s"']*\/code_bundles\/[0-9a-f]{64}\//g
+const CODE_FOLDER = /(^|[\s"'(])\/[^"'\n]*?\/code_bundles\/[0-9a-f]{64}\//gm
 
 /** The user's own line stands out of the frames of libraries. */
 function Failure({ error }: { error: Record<string, unknown> }) {
-  const text = (name: string) => (error[name] === undefined || error[name] === null ? undefined : String(error[name]).replaceAll(CODE_FOLDER, ''))
+  const text = (name: string) => (error[name] === undefined || error[name] === null ? undefined : String(error[name]).replaceAll(CODE_FOLDER, '$1'))
   const traceback = text('traceback')?.trimEnd().split('\n') ?? []
   const file = text('file')
   const line = text('line')

@@ -1,5 +1,6 @@
 // Tasks by state, DAG, job and scope. What is chosen stands in the address.
 import { useEffect, useState } from 'preact/hooks'
+import { inWords } from '../actions'
 import { ApiError, get, post, withParameters } from '../api'
 import { useData } from '../data'
 import { FilterInput } from '../fields'
@@ -128,7 +129,7 @@ export async function changeTasks(what: 'retry' | 'cancel' | 'acknowledge', ids:
     if (answer.unchanged.length) toast(`${counted(answer.unchanged.length, 'task')} left as before: ${why.join(', ')}`, true)
     return changed > 0
   } catch (error) {
-    toast(error instanceof ApiError ? `${sentence(error.message)} ${error.nextStep ?? ''}` : String(error), true)
+    toast(error instanceof ApiError ? inWords(error) : String(error), true)
     return false
   }
 }
