@@ -115,6 +115,25 @@ async def test_two_browsers_with_one_link_are_one_session(site: Site) -> None:
     assert sorted(status for status, _ in answers) == [200] + [401] * 7
 
 
+async def test_a_link_of_somebody_else_takes_no_place_before_its_reader_agrees(
+    site: Site, browser: Browser
+) -> None:
+    """Or a page of another site could have what is typed into an open page sent to somebody else's organization."""
+    await browser.enter(await site.link(await site.http.token(Role.ADMIN, name="mine")))
+    mine = {"org": "default", "name": "mine"}
+    link = await site.link(await site.http.token(Role.ADMIN, name="theirs"))
+    code = link.partition("#sign-in=")[2]
+    refused = await browser.send("POST", "/auth/browser", {"code": code, "signed_in": mine})
+    assert (refused[0], code_of(refused[1])) == (409, "sign_in.other_person")
+    assert refused[1]["error"]["value"] == "theirs of default"
+    assert (await browser.send("GET", "/api/v1/whoami"))[1]["name"] == "mine"
+    assert (await browser.enter(link))[0] == 200, "it was not used up"
+    assert (await browser.send("GET", "/api/v1/whoami"))[1]["name"] == "theirs"
+    again = await site.link(await site.http.token(Role.ADMIN, name="theirs too"))
+    same = {"code": again.partition("#sign-in=")[2], "signed_in": {"org": "default", "name": "theirs too"}}
+    assert (await browser.send("POST", "/auth/browser", same))[0] == 200
+
+
 async def test_an_old_link_signs_nobody_in(site: Site, browser: Browser) -> None:
     link = await site.link(await site.http.token(Role.ADMIN))
     await site.plane.sql("update access_tokens set expires_at = tp_now() where created_by = 'browser link'")

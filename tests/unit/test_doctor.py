@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import webbrowser
 from pathlib import Path
 from typing import Any
 from uuid import UUID
+
+import pytest
 
 from traceplane import __version__
 from traceplane.cli import browser
@@ -33,6 +36,26 @@ def test_a_machine_without_memory_an_older_gateway_and_another_clock_are_named(t
     assert same_clock(-1.5).level == "ok"
     assert same_clock(-60).sentence == "The clock of this machine is 60 s behind the gateway's."
     assert same_clock(60).next_step is not None
+
+
+def test_a_browser_is_not_called_with_the_link_that_signs_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All users of a machine see the command lines of its processes."""
+    opened: list[str] = []
+
+    class Windowed(webbrowser.BackgroundBrowser):
+        def open(self, url: str, new: int = 0, autoraise: bool = True) -> bool:
+            opened.append(url)
+            return True
+
+    monkeypatch.setattr(webbrowser, "get", lambda: Windowed("browser"))
+    page = tmp_path / "web_ui.html"
+    for code in ("first", "second"):
+        assert browser.show(f"http://127.0.0.1:7461/?a=1&b=2#sign-in={code}", page)
+        assert opened.pop() == page.as_uri()
+        assert f"http://127.0.0.1:7461/?a=1&amp;b=2#sign-in={code}" in page.read_text()
+        assert page.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_browser_is_opened_only_where_somebody_sits() -> None:

@@ -25,8 +25,8 @@ import { TaskPage } from './pages/task'
 import { TasksPage } from './pages/tasks'
 import { TriggersPage } from './pages/triggers'
 import { place } from './router'
-import { begin, failure, isAdmin, leave, who } from './session'
-import { Mark, SignIn } from './signin'
+import { begin, failure, isAdmin, leave, otherLink, who } from './session'
+import { Mark, OtherLink, SignIn } from './signin'
 import { switchTheme, theme } from './theme'
 import type { StatusResponse } from './types'
 
@@ -43,6 +43,7 @@ export function App() {
     if (known) start()
   }, [known])
 
+  if (otherLink.value) return <OtherLink />
   if (signedOut.value) return <SignIn />
   if (!known) {
     if (failure.value && failure.value.status !== 401)
@@ -71,7 +72,7 @@ export function App() {
 
 function Current() {
   const [first = '', second = ''] = place.value.path.slice(1).split('/')
-  const name = decodeURIComponent(second)
+  const name = decoded(second)
   const dag = place.value.query.get('dag')
   useEffect(() => {
     const page = PAGES.find((one) => one.path === `/${first}`)
@@ -113,6 +114,15 @@ function Current() {
           <A href="/graph">Go to the graph</A>
         </Empty>
       )
+  }
+}
+
+/** What somebody typed into the address may be no encoding of anything. */
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text)
+  } catch {
+    return text
   }
 }
 

@@ -7,6 +7,12 @@ import type { WhoAmI } from './types'
 export const who = signal<WhoAmI | undefined>(undefined)
 export const failure = signal<ApiError | undefined>(undefined)
 
+/** A link of somebody else than the browser is signed in as: its reader decides. */
+export const otherLink = signal<{ code: string; of: string; known: WhoAmI } | undefined>(undefined)
+
+const tabs = new BroadcastChannel('traceplane-session')
+tabs.onmessage = () => location.reload() // another tab has signed in as somebody else
+
 const CODE = /^#sign-in=([A-Za-z0-9_-]+)$/
 
 /** Exchanges the code of a link for a session, if the address has one, and asks who this is. */
@@ -15,7 +21,7 @@ export async function begin(): Promise<void> {
   try {
     if (code !== undefined) {
       history.replaceState(null, '', location.pathname + location.search) // not for the history of the browser
-      await call('POST', '/auth/browser', { code })
+      if (!(await enter(code))) return
     }
     who.value = await get<WhoAmI>('/api/v1/whoami')
     signedOut.value = false
@@ -32,6 +38,38 @@ export async function begin(): Promise<void> {
       }
     }
   }
+}
+
+/** Whether the browser is signed in by the link; otherwise its reader is asked. */
+async function enter(code: string): Promise<boolean> {
+  const answer = await fetch('/api/v1/whoami')
+  const known = answer.ok ? ((await answer.json()) as WhoAmI) : undefined
+  try {
+    await call('POST', '/auth/browser', known ? { code, signed_in: { org: known.org, name: known.name } } : { code })
+    return true
+  } catch (error) {
+    if (!known || !(error instanceof ApiError) || error.code !== 'sign_in.other_person') throw error
+    otherLink.value = { code, of: error.value ?? '', known }
+    return false
+  }
+}
+
+export async function agreeToLink(): Promise<void> {
+  const { code } = otherLink.value!
+  otherLink.value = undefined
+  try {
+    await call('POST', '/auth/browser', { code })
+    forgetAll()
+    tabs.postMessage('changed')
+  } catch (error) {
+    failure.value = error instanceof ApiError ? error : new ApiError(0, 'unexpected', String(error))
+  }
+  await begin()
+}
+
+export async function stay(): Promise<void> {
+  otherLink.value = undefined
+  await begin()
 }
 
 export async function leave(): Promise<void> {

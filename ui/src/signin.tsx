@@ -1,7 +1,7 @@
 // For a browser that nobody has signed in yet.
 import { useState } from 'preact/hooks'
-import { Copy, sentence } from './parts'
-import { failure } from './session'
+import { Button, Copy, sentence } from './parts'
+import { agreeToLink, failure, otherLink, stay } from './session'
 
 export function SignIn() {
   const [org, setOrg] = useState('default')
@@ -37,6 +37,26 @@ export function SignIn() {
             </div>
           </form>
         </section>
+      </div>
+    </main>
+  )
+}
+
+/** A link of another person or organization takes the place of a session only if its reader says so. */
+export function OtherLink() {
+  const { of, known } = otherLink.value!
+  return (
+    <main class="sign-in" tabIndex={-1}>
+      <div class="card">
+        <Mark />
+        <h1>Sign in as somebody else?</h1>
+        <p>
+          This browser is signed in as <strong>{known.name} of {known.org}</strong>. The link that was opened signs it in as <strong>{of}</strong>, in all tabs.
+        </p>
+        <div class="actions">
+          <Button look="primary" onClick={() => void stay()}>Stay {known.name}</Button>
+          <Button onClick={() => void agreeToLink()}>Sign in as {of}</Button>
+        </div>
       </div>
     </main>
   )

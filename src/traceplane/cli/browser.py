@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import html
+import os
 import sys
 import webbrowser
 from collections.abc import Mapping
+from pathlib import Path
+
+_PAGE = """<!doctype html>
+<meta charset="utf-8"><title>Traceplane</title><meta http-equiv="refresh" content="0;url={url}">
+<a href="{url}">Open Traceplane</a>
+"""
 
 
 def is_there(environment: Mapping[str, str], *, at_terminal: bool, platform: str = sys.platform) -> bool:
@@ -14,14 +22,25 @@ def is_there(environment: Mapping[str, str], *, at_terminal: bool, platform: str
     return platform == "darwin" or bool(environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY"))
 
 
-def show(url: str) -> bool:
-    """Whether a browser with a window was started. One that runs in the terminal would hide what is printed there."""
+def show(url: str, page: Path) -> bool:
+    """Whether a browser with a window was started. One that runs in the terminal would hide what is printed there.
+
+    The browser is given `page`, a file that leads to the address: the command lines of processes can be read by all
+    users of the machine, and the address signs in.
+    """
     try:
         browser = webbrowser.get()
         if isinstance(browser, webbrowser.GenericBrowser) and not isinstance(
             browser, webbrowser.BackgroundBrowser
         ):
             return False
-        return browser.open(url)
+        _write(page, _PAGE.format(url=html.escape(url)))
+        return browser.open(page.resolve().as_uri())
     except (webbrowser.Error, OSError):
         return False
+
+
+def _write(page: Path, text: str) -> None:
+    page.unlink(missing_ok=True)
+    with open(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)

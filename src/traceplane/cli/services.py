@@ -167,7 +167,7 @@ async def _when_ready(
     if link and with_browser and browser.is_there(os.environ, at_terminal=is_terminal()):
         own = await _link(settings)  # each signs in once
         if own is not None:
-            await asyncio.to_thread(browser.show, own)
+            await asyncio.to_thread(browser.show, own, token.with_name("web_ui.html"))
     if beside is not None:
         await beside(settings)
 

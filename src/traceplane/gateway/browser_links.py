@@ -24,7 +24,7 @@ from traceplane.postgres import audit
 from traceplane.postgres.audit import Act
 from traceplane.postgres.database import Database
 from traceplane.signin.browser import Site, hashed, new_secret
-from traceplane.wire.sign_in import BrowserCode, BrowserLink, BrowserSignedIn
+from traceplane.wire.sign_in import BrowserCode, BrowserLink, BrowserSignedIn, SignedInAs
 
 LINK_SECONDS = 600
 SESSION_SECONDS = 12 * 3600
@@ -41,7 +41,7 @@ class BrowserLinks:
             Route("POST", "/auth/browser-link", None, BrowserLink, self.link, KNOWN,
                   "A link that signs a browser in, once."),
             Route("POST", "/auth/browser", BrowserCode, Reply, self.enter, PUBLIC,
-                  "Sign this browser in with the code of a link.", statuses=(401, 403)),
+                  "Sign this browser in with the code of a link.", statuses=(401, 403, 409)),
         ]  # fmt: skip
 
     async def link(self, call: Call[None]) -> BrowserLink:
@@ -75,9 +75,11 @@ class BrowserLinks:
             token, record = exchanged
             assert record.org_id is not None
             member = record.member
+            name = record.name if member is None else member.name
+            _check_same(call.body.signed_in, record.org, name)
             act = Act(
                 record.org_id,
-                record.name if member is None else member.name,
+                name,
                 CallerKind.TOKEN if member is None else member.kind,
                 "POST /auth/browser",
                 call.remote,
@@ -113,6 +115,17 @@ def csrf_of(token: str) -> str:
 
 def _hash_of_code(code: str) -> str:
     return hash_token(f"browser link {code}")
+
+
+def _check_same(browser: SignedInAs | None, org: str | None, name: str) -> None:
+    """A link of somebody else must not change whom an open page works for before its reader has agreed."""
+    if browser is not None and (browser.org, browser.name) != (org, name):
+        raise Conflict(
+            "sign_in.other_person",
+            f"this link signs in {name} of {org}, and the browser is signed in as {browser.name} of {browser.org}",
+            value=f"{name} of {org}",
+            next_step="agree to it, or stay signed in; the link is not used up",
+        )
 
 
 def _unknown_code() -> Unauthenticated:

@@ -110,9 +110,16 @@ class BrowserLink(Wire, frozen=True):
     """Seconds."""
 
 
+class SignedInAs(Wire, frozen=True):
+    org: Text
+    name: Text
+
+
 class BrowserCode(Wire, frozen=True):
     code: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{43}$")]
     """What stands in a link behind `#sign-in=`."""
+    signed_in: SignedInAs | None = None
+    """Who the browser is already; then the link of anybody else is refused, and not used up."""
 
 
 class BrowserSignedIn(Wire, frozen=True):
