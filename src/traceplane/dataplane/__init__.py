@@ -10,6 +10,7 @@
     failures      Spark's errors for users: without the JVM's stack, with the line of their code
     java          which Java runs Spark: one on the machine, or the one in a wheel
     remote_check  asks a Spark Connect server what it is, in a process of its own
+    sent_packages  sends the packages that a job needs to executors that are not on this machine
     session       the Spark session of this process: opened by its first task, kept for the following ones
     shipped_code  sends the project's code along with user functions that Spark runs
     signals       `signal_generate`: indicators over price bars, per ticker, and the signals derived from them

@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.errors import PySparkException, QueryContextType
 
 from traceplane.dataplane.datasets import DOES_NOT_FIT
+from traceplane.dataplane.sent_packages import OTHER_PYTHON
 from traceplane.sdk import OperatorError
 
 _JVM_STACK = "\n\nJVM stacktrace:"
@@ -18,6 +19,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _UNREADABLE = re.compile(r"(?:FAILED_READ_FILE|CANNOT_READ_FILE_FOOTER|is not a Parquet file)")
 _FILE = re.compile(r"file:/*(/\S+?\.parquet)")
 _NOT_STORED = re.compile(r"TRACEPLANE_NOT_STORED ([^\n]+)")
+_OTHER_PYTHON = re.compile(rf"{OTHER_PYTHON}([^\n]+)")
 _NOT_WRITABLE = re.compile(r"IOException: Mkdirs failed to create file:/*(/\S+?)/_temporary/")
 _EXPIRED = re.compile(r"\bs3a://.*(?:ExpiredToken|InvalidAccessKeyId|token has expired)", re.DOTALL)
 _QUERY_LINE = re.compile(r"\bline (\d+),? pos(?:ition)? \d+")
@@ -39,6 +41,11 @@ def explained(
     if not_stored := _NOT_STORED.search(message):
         return OperatorError(
             "operator.output_not_stored", f"an executor could not store a file of the output: {not_stored[1]}"
+        )
+    if other_python := _OTHER_PYTHON.search(message):
+        return OperatorError(
+            "operator.executors_other_python",
+            f"Spark's executors cannot use the packages that the job needs: {other_python[1]}",
         )
     if not_writable := _NOT_WRITABLE.search(message):
         return OperatorError(

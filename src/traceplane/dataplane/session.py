@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -44,13 +45,23 @@ Progress = Callable[[int, int, int, str], None]
 application."""
 
 
-def session(remote: str, on_progress: Progress | None = None, authorities: str | None = None) -> SparkSession:
-    """A live session of this server; `authorities`: certificates that it is trusted by, if not those of the system."""
+def session(
+    remote: str,
+    on_progress: Progress | None = None,
+    authorities: str | None = None,
+    *,
+    shares_files: bool = False,
+) -> SparkSession:
+    """A live session of this server; `authorities`: certificates that it is trusted by, if not those of the system.
+    With `shares_files`, what it adds to the server's files is there for all sessions that share them."""
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # pyspark.sql functions check this on every use
     spark = _open.get(remote)
     application = _application(spark) if spark is not None else None
     if spark is None or application is None:
-        spark = SparkSession.builder.channelBuilder(Channel(remote, _CHANNEL, authorities)).create()
+        channel = Channel(remote, _CHANNEL, authorities)
+        if shares_files:
+            channel.set(Channel.PARAM_SESSION_ID, _new_sharing_session(remote, authorities))
+        spark = SparkSession.builder.channelBuilder(channel).create()
         spark.client.set_retry_policies([_RETRIES])
         _open[remote] = spark
     spark.clearProgressHandlers()
@@ -59,6 +70,18 @@ def session(remote: str, on_progress: Progress | None = None, authorities: str |
             application = spark.conf.get("spark.app.id", "")
         spark.registerProgressHandler(_handler(on_progress, application or ""))
     return spark
+
+
+def _new_sharing_session(remote: str, authorities: str | None) -> str:
+    """Its id. Spark Connect keeps the files of each session apart, whatever the server's settings say; only the copy of
+    a session goes by those of the session."""
+    original, copy = SparkSession(Channel(remote, _CHANNEL, authorities)), str(uuid.uuid4())
+    original.client.set_retry_policies([_RETRIES])
+    original.conf.set("spark.sql.artifact.isolation.enabled", "false")
+    original.client.clone(copy).close()
+    original.client.release_session()
+    original.client.close()
+    return copy
 
 
 def use_shuffle_partitions(spark: SparkSession, number: int | None) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.connect.session import SparkSession
 
-from traceplane.dataplane import chain_parts, checks, datasets, signals
+from traceplane.dataplane import chain_parts, checks, datasets, sent_packages, signals
 from traceplane.dataplane.chain_parts import OpenSession
 from traceplane.dataplane.failures import explained
 from traceplane.dataplane.session import expect_few_rows, session, use_shuffle_partitions, was_lost
@@ -35,10 +36,13 @@ def run(task: OperatorTask) -> None:
     if task.spark.bundled:
         ship(task.spark.bundled)
     try:
-        spark = session(task.spark.remote, task.report_progress, task.spark.authorities)
+        sends = task.spark.environment_to_send is not None
+        spark = session(task.spark.remote, task.report_progress, task.spark.authorities, shares_files=sends)
+        # Processes of another Python are others, so packages of two jobs never meet in one.
         if task.spark.python is not None:
-            # Processes of another Python are others, so packages of two jobs never meet in one.
             spark.conf.set("spark.sql.execution.pyspark.python", task.spark.python)
+        if task.spark.environment_to_send is not None:
+            sent_packages.send(spark, Path(task.spark.environment_to_send), task.temp_dir)
         if operator is pyspark:
             # Its module may define UDFs on import, which needs a session.
             function = load(task.spark.entrypoint)

@@ -62,6 +62,11 @@ _SURROUNDINGS = {
     "files.unavailable": "check that it exists, is mounted, and that the platform's user may read it",
     "operator.executors_lack_traceplane": "install the worker's version of Traceplane for the executors' Python; the"
     " task is retried",
+    "operator.executors_other_python": "name a Python of the worker's version and platform in"
+    " `spark.sql.execution.pyspark.python` of `spark_conf`, or start the server of `spark_remote` with it; the task is"
+    " retried",
+    "operator.packages_not_sent": "start that server with"
+    " `spark.sql.artifact.copyFromLocalToFs.allowDestLocal=true`; the task is retried",
     "operator.input_unreadable": "restore the file, or recompute its scope with `traceplane backfill`",
     "operator.package_broken": "correct or upgrade the package on the workers and restart them; tasks are retried",
     "operator.package_missing": "install the package on the workers and restart them; tasks are retried",

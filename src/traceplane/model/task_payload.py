@@ -121,7 +121,10 @@ class SparkAccess:
     bundled: tuple[str, ...] = ()
     """The modules of the job's own bundle, which Spark's Python processes need too."""
     python: str | None = None
-    """What starts Spark's Python processes with the packages that the job needs; None: it needs no others."""
+    """What starts Spark's Python processes with the packages that the job needs; None: it needs no others, or they are
+    sent."""
+    environment_to_send: str | None = None
+    """The folder of these packages, if executors are not on this machine."""
     shuffle_partitions: int | None = None
     """None: as many as the server has."""
     authorities: str | None = None

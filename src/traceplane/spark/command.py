@@ -134,7 +134,10 @@ def java_command(settings: SparkSettings, java: Java, pools: Path, classes: Sequ
         **(_bucket_conf() if settings.jars else {}),
         **dict(settings.conf),
     }
-    if not settings.on_cluster:  # which has its own limits
+    if settings.on_cluster:
+        # Tasks send packages for executors to it. What it may write, they can write through it anyway.
+        conf["spark.sql.artifact.copyFromLocalToFs.allowDestLocal"] = "true"
+    else:  # a cluster has its own limits
         conf["spark.executor.pyspark.memory"] = f"{_PYTHON_MEMORY_MB}m"
     jars = [spark_home() / "jars" / "*", *settings.jars]
     options = _JAVA_OPTIONS.format(temp=TEMP_MARK).split()

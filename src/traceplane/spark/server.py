@@ -30,7 +30,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit
 
 from traceplane import telemetry
@@ -124,6 +124,7 @@ class RemoteSpark:
 
     remote: str
     authorities: str | None = None
+    executors_elsewhere: ClassVar[bool] = True
 
     @property
     def used(self) -> UsedSpark:
@@ -174,6 +175,11 @@ class SparkServer:
     @property
     def used(self) -> UsedSpark:
         return UsedSpark(self._port, self._uid, on_cluster=self._settings.on_cluster)
+
+    @property
+    def executors_elsewhere(self) -> bool:
+        """Whether executors see no folder of this machine, unless somebody shares one."""
+        return self._settings.on_cluster
 
     @property
     def _uid(self) -> int | None:

@@ -185,7 +185,8 @@ class EnvironmentCache:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             cwd="/",
-            env=uv_command.environment(),
+            # Compiled modules that count wherever the files are unpacked, whatever time these have there.
+            env={**uv_command.environment(), "PYC_INVALIDATION_MODE": "UNCHECKED_HASH"},
             start_new_session=True,
             preexec_fn=self._limited,
         )

@@ -122,16 +122,17 @@ class SandboxedOperators:
     ) -> Assignment:
         task, job = held.task, held.job
         entrypoint = entrypoint_of(job, operator)
-        python = str(environment.python) if environment is not None else None
         access = None
         if spark is not None:
+            sends = spark.executors_elsewhere
             access = SparkAccess(
                 spark.remote,
                 entrypoint,
                 code.bundled,
-                python,
-                job.spark.shuffle_partitions,
-                spark.authorities,
+                python=str(environment.python) if environment is not None and not sends else None,
+                environment_to_send=str(environment.folder) if environment is not None and sends else None,
+                shuffle_partitions=job.spark.shuffle_partitions,
+                authorities=spark.authorities,
             )
         return Assignment(
             task_id=str(task.task_id),
