@@ -37,9 +37,13 @@ class GatewayHttp:
             await server
             await plane.api.close()
 
-    async def token(self, role: Role, *, org: str = "default", name: str | None = None) -> str:
+    async def token(
+        self, role: Role, *, org: str = "default", name: str | None = None, sees_pii: bool = False
+    ) -> str:
         async with self.plane.database.transaction() as tx:
-            token = await issue_token(tx, Principal.USER, org=org, name=name or f"{org}-{role}", role=role)
+            token = await issue_token(
+                tx, Principal.USER, org=org, name=name or f"{org}-{role}", role=role, sees_pii=sees_pii
+            )
         await self.plane.api.refresh()
         return token
 

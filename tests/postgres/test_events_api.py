@@ -14,6 +14,8 @@ from tests.dags import dag, job, source
 from tests.gateway_http import GatewayHttp
 from traceplane.auth.roles import Role
 from traceplane.cli.effects import tree
+from traceplane.model.dataset_schema import SchemaColumn
+from traceplane.postgres import generation_schemas
 from traceplane.wire.events import EffectsResponse, EventList
 
 SHOP = dag(
@@ -235,3 +237,100 @@ async def test_a_column_is_followed_up_and_down(shop: Shop) -> None:
     assert (status, answer["error"]["code"]) == (404, "dataset.no_column")
     status, answer = await shop.get("/api/v1/datasets/cash.hidden/column-lineage?column=found", reader)
     assert (status, answer["error"]["code"]) == (404, "dataset.unknown")
+
+
+PERSONS = """
+version: 1
+dag: people
+datasets:
+  people.orders:
+    columns: [{name: n, type: bigint}, {name: email, type: string, pii: true}, {name: city, type: string}]
+  people.alias: {storage: virtual, sql: "select email as address, city as town, n from people.orders"}
+  people.next: {storage: virtual, sql: "select address as further, town from people.alias"}
+  people.only: {storage: virtual, sql: "select n from people.orders where email like 'a%'"}
+  people.copied:
+    columns:
+    - {name: mail, type: string}
+    - {name: place, type: string}
+    - {name: hashed, type: string, declassified: a keyed hash}
+  people.last: {storage: virtual, sql: "select hashed as key, mail as late from people.copied"}
+jobs:
+- {name: in, activation: source, source: {kind: manual}, outputs: [{dataset: people.in}]}
+- name: orders
+  runtime: python
+  operator: python
+  inputs: [{from: {dataset: people.in}}]
+  outputs: [{dataset: people.orders}]
+  config: {entrypoint: "basic:copy"}
+- name: copied
+  runtime: spark
+  operator: sql
+  inputs: [{name: o, from: {dataset: people.orders}}]
+  outputs: [{dataset: people.copied}]
+  config: {query: "select o.email as mail, o.city as place, sha2(o.email || o.city, 256) as hashed from o"}
+"""
+
+
+@pytest.fixture
+async def people(shop: Shop) -> Shop:
+    """Whose orders have files, from which the columns of what is computed from them are known."""
+    plane = shop.http.plane
+    await plane.deploy(PERSONS)
+    generation = await plane.value(
+        "select generation_id from generations join datasets using (dataset_uuid) where dataset_id = 'people.orders'"
+    )
+    columns = (
+        SchemaColumn("n", "int64", True),
+        *(SchemaColumn(c, "string", True) for c in ("email", "city")),
+    )
+    async with plane.database.transaction() as tx:
+        known = (await generation_schemas.load(tx, [generation]))[generation]
+        await generation_schemas.save(tx, {generation: (columns, known.revision)})
+    return shop
+
+
+async def test_names_of_personal_data_are_in_no_lineage_of_those_who_may_not_see_it(people: Shop) -> None:
+    """Also of columns that no definition marks, since they are computed from one that is marked."""
+    reader = await people.http.token(Role.READER)
+    trusted = await people.http.token(Role.READER, name="trusted", sees_pii=True)
+
+    async def of(column: str, token: str) -> dict[str, list[str]] | str:
+        dataset, _, name = column.rpartition(".")
+        status, answer = await people.get(f"/api/v1/datasets/{dataset}/column-lineage?column={name}", token)
+        if status != 200:
+            assert (status, answer["error"]["code"]) == (404, "dataset.no_column")
+            return str(answer["error"]["next_step"])
+        return {f"{c['dataset']}.{c['column']}": c.get("derived_from", []) for c in answer["columns"]}
+
+    assert await of("people.orders.email", reader) == "it has n, city"
+    assert await of("people.alias.address", reader) == "it has town, n"
+    assert await of("people.next.nothing", reader) == "it has town"
+    assert await of("people.copied.mail", reader) == "it has place, hashed"
+    assert await of("people.only.n", reader) == "nothing is known of its columns yet"
+    assert await of("people.last.late", reader) == "it has key"
+    assert await of("people.last.key", reader) == {
+        "people.copied.hashed": ["people.orders.city"],
+        "people.last.key": ["people.copied.hashed"],
+        "people.orders.city": [],
+    }
+    seen = await of("people.orders.city", reader)
+    assert set(seen) == {
+        *("people.orders.city", "people.alias.town", "people.next.town", "people.copied.place"),
+        *("people.copied.hashed", "people.last.key"),
+    }
+    assert set(await of("people.orders.email", trusted)) == {
+        *("people.orders.email", "people.alias.address", "people.next.further"),
+        *("people.copied.mail", "people.last.late", "people.copied.hashed", "people.last.key"),
+    }
+
+
+async def test_a_dataset_names_no_personal_data_that_its_columns_are_computed_from(people: Shop) -> None:
+    reader = await people.http.token(Role.READER)
+    trusted = await people.http.token(Role.READER, name="trusted", sees_pii=True)
+
+    async def of(token: str) -> dict[str, list[str]]:
+        _, answer = await people.get("/api/v1/datasets/people.copied", token)
+        return {c["name"]: c.get("derived_from", []) for c in answer["columns"]}
+
+    assert await of(reader) == {"place": ["people.orders.city"], "hashed": ["people.orders.city"]}
+    assert (await of(trusted))["hashed"] == ["people.orders.city", "people.orders.email"]

@@ -220,6 +220,56 @@ async def test_a_failed_run_ends_once_and_a_repeated_one_is_another_run(
         assert [(f["name"], f["field"]) for f in lineage["inputFields"]] == [("totals", "amount")]
 
 
+PEOPLE = """
+version: 1
+dag: people
+datasets:
+  persons: {columns: [{name: id, type: bigint}, {name: email, type: string, pii: true}]}
+  counts: {columns: [{name: n, type: bigint}]}
+jobs:
+- {name: sign_up, activation: source, source: {kind: manual}, outputs: [{dataset: persons}]}
+- {name: clicks, activation: source, source: {kind: manual}, outputs: [{dataset: counts}]}
+- name: greet
+  runtime: python
+  operator: python
+  inputs: [{name: p, from: {dataset: persons}}]
+  outputs: [{dataset: greeted}]
+  config: {entrypoint: "basic:copy"}
+  max_attempts: 1
+- name: count
+  runtime: python
+  operator: python
+  inputs: [{name: c, from: {dataset: counts}}]
+  outputs: [{dataset: counted}]
+  config: {entrypoint: "basic:copy"}
+  max_attempts: 1
+"""
+
+
+async def test_what_code_wrote_about_personal_data_is_not_sent(database_url: str, endpoint: Endpoint) -> None:
+    """The API hides such messages from readers, and a receiver has readers of its own."""
+    async with ControlPlane.open(database_url) as plane, telling(plane, endpoint) as loop:
+        await told(loop, plane)
+        await plane.deploy(PEOPLE)
+        for dataset in ("persons", "counts"):
+            await plane.emit(dataset, [7])
+        await plane.meter()
+        for held in await plane.claim(await plane.send()):
+            error = TaskError("operator.failed", "no mail to ada@example.com", retryable=False)
+            await plane.report((held, failed(held, error=error)))
+        await told(loop, plane)
+        messages = {
+            event["job"]["name"]: event["run"]["facets"]["errorMessage"]["message"]
+            for event in endpoint.events
+            if event["eventType"] == "FAIL"
+        }
+        assert messages == {
+            "people.greet": "operator.failed: the job handles personal data, so what its code wrote about it is"
+            " not sent",
+            "people.count": "operator.failed: no mail to ada@example.com",
+        }
+
+
 CHAIN = dag("main", source("in"), job("copy", "in", "mid"), job("after", "mid", "out"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from yarl import URL
 from tests.control_plane import ControlPlane
 from tests.dags import dag, job, source
 from tests.gateway_http import GatewayHttp
+from tests.platform import until
 from tests.ports import free_port
 from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import Role
@@ -378,6 +380,35 @@ async def test_one_listener_leaves_streams_to_the_others(site: Site, monkeypatch
     finally:
         for answer in opened:
             answer.close()
+
+
+async def test_streams_that_are_opened_at_once_are_counted_like_others(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them were checked before the first was counted."""
+    monkeypatch.setattr(changes, "_MOST_OF_ONE_CALLER", 3)
+    greedy, other = [await site.http.token(Role.READER, name=name) for name in ("greedy", "other")]
+    headers = {"authorization": f"Bearer {greedy}"}
+    async with aiohttp.ClientSession(site.url, connector=aiohttp.TCPConnector(limit=0)) as session:
+        path = "/api/v1/changes?for_seconds=60"
+        opened = await asyncio.gather(*(session.get(path, headers=headers) for _ in range(30)))
+        try:
+            assert Counter(answer.status for answer in opened) == {200: 3, 429: 27}
+            (refused, *_) = [answer for answer in opened if answer.status == 429]
+            assert (code_of(await refused.json()), refused.headers["retry-after"]) == (
+                "changes.too_many",
+                "10",
+            )
+            await listener(site, other, opened)
+        finally:
+            for answer in opened:
+                answer.close()
+
+        async def one_more() -> bool:
+            async with session.get(path, headers=headers) as answer:
+                return answer.status == 200
+
+        await until(one_more, what="the places are free again")
 
 
 # The graph ------------------------------------------------------------------------------------------

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.platform import Platform
+from traceplane.adapters import signal_source_folder
+from traceplane.adapters.signal_source import NOTHING, DeadLetter
+from traceplane.adapters.signal_source_folder import FolderSignalSource
 from traceplane.cli.profile import close_home
 from traceplane.linux import operator_ids
 from traceplane.runtime.locked_folder import closed_folder
@@ -62,6 +66,46 @@ async def test_other_users_of_the_machine_can_read_nothing_of_the_platform(
     assert files
     close_home(load(environment={}, home=home))
     assert readable_by_others(home / "objects", *files) == []
+
+
+class FromTheBeginning:
+    """Offsets of a group that has read nothing."""
+
+    def stored(self, partitions: Collection[int]) -> Mapping[int, int]:
+        return {}
+
+    def begin(self, offsets: Mapping[int, int]) -> Mapping[int, int]:
+        return offsets
+
+    def settle(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["new", "left open by an earlier version"])
+def test_other_users_of_the_machine_can_neither_read_signals_nor_lock_them(
+    tmp_path: Path, earlier: bool
+) -> None:
+    """A lock on a file that is open for reading stops publishers and triggers alike."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    signals = tmp_path / "signals"
+    if earlier:
+        (signals / "prices").mkdir(parents=True)
+        for name in ("0.jsonl", "0.group.lock", "dead-letter.jsonl"):
+            (signals / "prices" / name).touch(0o644)
+        for folder in (signals, signals / "prices"):
+            folder.chmod(0o755)
+    signal_source_folder.publish(signals, "prices", [b"{}"])
+    source = FolderSignalSource(signals, "prices", "group", "earliest", FromTheBeginning())
+    while (polled := source.poll(1, 1.0, 10)) is NOTHING:
+        pass
+    source.bury([DeadLetter(polled.payloads[0], 0, 0, "code", "reason")])
+    files = sorted(path for path in signals.rglob("*") if path.is_file())
+    assert [path.name for path in files] == ["0.group.lock", "0.jsonl", "dead-letter.jsonl"]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in (signals, signals / "prices")} == {0o700}
+    assert readable_by_others(signals, *files) == []
+    source.close()
 
 
 def test_only_operators_can_traverse_a_closed_folder(tmp_path: Path) -> None:

@@ -7,9 +7,13 @@ import re
 import pytest
 from playwright.async_api import BrowserContext, expect
 
+from tests.dags import dag, job, source
 from tests.ui.pages import Visitor
 from tests.ui.world import HOSTILE, SHOP, World
+from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import Role
+from traceplane.auth.store import issue_token
+from traceplane.wire.control import ManualEvent
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -194,6 +198,58 @@ async def test_datasets_show_what_they_hold(visitor: Visitor) -> None:
     await visitor.audit("dataset")
     await page.get_by_role("button", name="Compute").click()
     await expect(page.get_by_text("1 task of clean will compute it")).to_be_visible()
+
+
+async def test_days_are_chosen_by_their_names(visitor: Visitor) -> None:
+    plane, page = visitor.world.plane, visitor.page
+    by_day = "datasets: {days.in: {partitions: {by: day}}, days.out: {partitions: {by: day}}}\n"
+    await plane.deploy(dag("days", source("days.in"), job("copy", "days.in", "days.out")) + by_day)
+    await plane.emit_events([ManualEvent("days.in", partition="2026-11-01", through="2026-11-04")])
+    await plane.run_all()
+    await visitor.go("/datasets/days.out")
+    strip = page.get_by_role("slider")
+    await expect(strip).to_have_attribute("aria-valuetext", re.compile("^4 of 4 present"))
+    await strip.focus()
+    await page.keyboard.press("ArrowRight")
+    await page.keyboard.press("Enter")
+    await page.keyboard.press("Shift+ArrowRight")
+    await page.keyboard.press("Shift+ArrowRight")
+    await expect(page.get_by_text("2026-11-01 to 2026-11-03", exact=True)).to_be_visible()
+    await page.get_by_role("button", name="Why is it so?").click()
+    await expect(page.get_by_text("days.out holds all of it.")).to_be_visible()
+    await page.get_by_label("What to compute").select_option("all")
+    await page.get_by_role("button", name="Backfill…").click()
+    await expect(page.get_by_text("This makes 3 tasks of copy.")).to_be_visible()
+    await page.get_by_role("button", name="Back", exact=True).click()
+    await page.get_by_role("button", name="Zoom in").click()
+    await expect(strip).to_have_attribute("aria-valuetext", re.compile("^3 of 3 present"))
+
+
+async def test_an_address_that_does_not_exist_shows_a_page(visitor: Visitor) -> None:
+    for path in ("/nosuch", "/nosuch/further", "/tasks/%E0%A4%A"):
+        await visitor.go(path)
+        await expect(visitor.page.get_by_role("heading", name=re.compile("^There is no such"))).to_be_visible()
+    await expect(visitor.page.get_by_role("navigation", name="Pages")).to_be_visible()
+    assert all("status of 40" in text for text in visitor.complaints), visitor.complaints
+    visitor.complaints.clear()
+
+
+async def test_a_link_of_somebody_else_asks(visitor: Visitor) -> None:
+    page = visitor.page
+    async with visitor.world.plane.database.transaction() as tx:
+        token = await issue_token(tx, Principal.USER, org="default", name="visitor", role=Role.READER)
+    await visitor.world.plane.api.refresh()
+    other = await page.context.new_page()
+    await other.goto(visitor.world.url + "/people")
+    for answer, name in (("Stay laptop", "laptop"), ("Sign in as visitor of default", "visitor")):
+        await page.goto(await visitor.world.link(token))
+        await expect(page.get_by_role("heading", name="Sign in as somebody else?")).to_be_visible()
+        await visitor.audit("other-link")
+        await page.get_by_role("button", name=answer).click()
+        await expect(page.locator(".who-name")).to_contain_text(name)
+    await expect(other.locator(".who-name")).to_contain_text("visitor")  # loaded anew
+    assert all("status of 40" in text for text in visitor.complaints), visitor.complaints
+    visitor.complaints.clear()
 
 
 async def test_a_version_is_rolled_back(visitor: Visitor) -> None:

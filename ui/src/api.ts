@@ -28,6 +28,9 @@ export const signedOut = signal(false)
 
 const CSRF = /(?:^|; )(?:__Host-)?traceplane_csrf=([^;]*)/
 
+/** A browser without a session is not asked who it is. */
+export const mayBeSignedIn = (): boolean => CSRF.test(document.cookie)
+
 export async function call<Answer>(method: string, path: string, body?: unknown): Promise<Answer> {
   const answer = await send(method, path, body)
   if (answer.status === 204) return undefined as Answer

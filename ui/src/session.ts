@@ -1,6 +1,6 @@
 // Who is signed in, and signing in by a link.
 import { signal } from '@preact/signals'
-import { ApiError, call, get, signedOut } from './api'
+import { ApiError, call, get, mayBeSignedIn, signedOut } from './api'
 import { forgetAll } from './data'
 import type { WhoAmI } from './types'
 
@@ -14,6 +14,9 @@ const tabs = new BroadcastChannel('traceplane-session')
 tabs.onmessage = () => location.reload() // another tab has signed in as somebody else
 
 const CODE = /^#sign-in=([A-Za-z0-9_-]+)$/
+
+// A link that is opened in a tab that shows `/` already changes nothing but what stands behind the `#`.
+addEventListener('hashchange', () => void (CODE.test(location.hash) && begin()))
 
 /** Exchanges the code of a link for a session, if the address has one, and asks who this is. */
 export async function begin(): Promise<void> {
@@ -42,8 +45,8 @@ export async function begin(): Promise<void> {
 
 /** Whether the browser is signed in by the link; otherwise its reader is asked. */
 async function enter(code: string): Promise<boolean> {
-  const answer = await fetch('/api/v1/whoami')
-  const known = answer.ok ? ((await answer.json()) as WhoAmI) : undefined
+  const answer = mayBeSignedIn() ? await fetch('/api/v1/whoami') : undefined
+  const known = answer?.ok ? ((await answer.json()) as WhoAmI) : undefined
   try {
     await call('POST', '/auth/browser', known ? { code, signed_in: { org: known.org, name: known.name } } : { code })
     return true

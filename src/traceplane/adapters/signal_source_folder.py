@@ -2,6 +2,9 @@
 
 Offsets are positions in the file. A partition belongs to the process that locks `<partition>.lock`; when that process
 dies, the kernel releases the lock and another member of the group continues.
+
+Folders and files are closed to other users of the machine: signals say what somebody trades, and whoever can open a
+file can also lock it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from traceplane.adapters.signal_source import NOTHING, DeadLetter, Offsets, Polled, Position
+from traceplane.runtime.locked_folder import own_folder
 
 _LOOK_SECONDS = 0.02
 _CLAIM_SECONDS = 0.5
@@ -25,13 +29,25 @@ _PIECE = 16 * 1024 * 1024
 
 def publish(folder: Path, topic: str, payloads: Sequence[bytes], *, partition: int = 0) -> None:
     """Appends messages atomically: a reader never takes half a line for a message."""
-    root = folder / topic
-    root.mkdir(parents=True, exist_ok=True)
+    root = _closed(folder, topic)
     _append(root / f"{partition}.jsonl", b"".join(payload + b"\n" for payload in payloads))
 
 
+def _closed(folder: Path, topic: str) -> Path:
+    """The folder of a topic. Earlier versions left it open to everybody."""
+    for path in (folder, folder / topic):
+        own_folder(path).chmod(0o700)  # operators have nothing to do there, so they cannot pass either
+    return folder / topic
+
+
+def _opened(path: Path, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_CREAT, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
 def _append(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = _opened(path, os.O_WRONLY | os.O_APPEND)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         while data:
@@ -42,8 +58,7 @@ def _append(path: Path, data: bytes) -> None:
 
 class FolderSignalSource:
     def __init__(self, folder: Path, topic: str, group: str, begin_at: str, offsets: Offsets) -> None:
-        self._root = folder / topic
-        self._root.mkdir(parents=True, exist_ok=True)
+        self._root = _closed(folder, topic)
         self._group = group
         self._begin_at = begin_at
         self._offsets = offsets
@@ -143,7 +158,7 @@ class FolderSignalSource:
         there = {int(path.stem) for path in self._root.glob("*.jsonl") if path.stem.isdecimal()}
         fresh = []
         for partition in sorted(there - self._locks.keys()):
-            lock = os.open(self._root / f"{partition}.{self._group}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+            lock = _opened(self._root / f"{partition}.{self._group}.lock", os.O_RDWR)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -19,6 +19,7 @@ from traceplane.cli.whereabouts import with_user_token
 from traceplane.errors import TraceplaneError
 from traceplane.http_service.client import Caller
 from traceplane.runtime.process import run_process, run_to_end
+from traceplane.runtime.running_platform import noted_gateway, running_here
 from traceplane.settings import Settings, token_file, with_celery_broker, with_offers, with_tokens
 from traceplane.wire.sign_in import BrowserLink
 
@@ -93,7 +94,7 @@ def run_platform(
         except TraceplaneError as failure:  # raised below, as in every command
             failures.append(failure)
 
-    if profile.running_here(chosen) is None:  # otherwise the ports are its own
+    if running_here(chosen) is None:  # otherwise the ports are its own
         preflight.check_ports(chosen, trigger=trigger)
     with profile.the_only_one(chosen):
         exit_code = run_to_end(main, grace=chosen.worker_drain_seconds + 120, hurry=hurry)
@@ -253,7 +254,8 @@ def gateway(settings: Settings) -> None:
 
     configure(settings, "gateway")
     chosen = with_database(settings)
-    run_process(lambda stop: process.run(chosen, stop))
+    with noted_gateway(chosen):
+        run_process(lambda stop: process.run(chosen, stop))
 
 
 @click.command()

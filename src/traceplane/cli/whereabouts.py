@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
-from traceplane.cli import profile
 from traceplane.errors import Forbidden, PlatformError, TraceplaneError, Unauthenticated
 from traceplane.http_service.client import Caller
-from traceplane.settings import Settings, user_token, with_tokens
+from traceplane.runtime.running_platform import token_for_calls, where_it_runs
+from traceplane.settings import Settings, with_tokens
 from traceplane.wire.scalars import Wire
 
 Answer = TypeVar("Answer", bound=Wire)
@@ -18,7 +18,7 @@ Answer = TypeVar("Answer", bound=Wire)
 
 def with_user_token(settings: Settings) -> tuple[Settings, str]:
     """The settings with the tokens of the home folder, and the user's token."""
-    return with_tokens(settings), user_token(settings)
+    return with_tokens(settings), token_for_calls(settings)
 
 
 def call(settings: Settings, work: Callable[[Caller], Awaitable[Answer]]) -> Answer:
@@ -53,7 +53,7 @@ def explained(settings: Settings) -> Iterator[None]:
             ) from error
         if error.code == "service.unreachable" and settings.gateway_url is None:
             raise PlatformError(
-                error.code, error.message, value=error.value, next_step=_where_it_runs(settings)
+                error.code, error.message, value=error.value, next_step=where_it_runs(settings)
             ) from error
         raise
 
@@ -71,17 +71,5 @@ def _other_platform(settings: Settings) -> Unauthenticated:
         "cli.other_platform",
         f"the platform at this address is not the one of {home}: it did not issue the token in that folder",
         value=settings.gateway_address,
-        next_step=_where_it_runs(settings),
+        next_step=where_it_runs(settings),
     )
-
-
-def _where_it_runs(settings: Settings) -> str:
-    home, here = settings.home.resolve(), profile.running_here(settings)
-    if here is None:
-        return (
-            f"no platform is running in {home}: start it with `traceplane up`, on free ports,"
-            " or go to the folder of the running one"
-        )
-    if here.url != settings.gateway_address:
-        return f"the platform of {home} is at {here.url}: set TRACEPLANE_GATEWAY_URL={here.url}"
-    return f"the platform of {home} runs as process {here.pid}: check its output, and try again"

@@ -55,7 +55,8 @@ from traceplane.client.scopes import OneScope, event_of, scopes_of
 from traceplane.client.selections import all_changes, selected
 from traceplane.errors import Conflict, PlatformError
 from traceplane.runtime.retrying import pauses
-from traceplane.settings import Settings, load, user_token
+from traceplane.runtime.running_platform import token_for_calls
+from traceplane.settings import Settings, load
 from traceplane.wire.control import (
     BackfillRequest,
     BackfillResponse,
@@ -108,7 +109,7 @@ class Client:
         self._home = home
         self._connection = connection = Connection(
             url or self._settings.gateway_address,
-            token or user_token(self._settings, url_chosen=url is not None),
+            token or token_for_calls(self._settings, url_chosen=url is not None),
             timeout_seconds=timeout_seconds,
             trusted=lambda: Path(tls_ca) if tls_ca is not None else self._settings.tls_ca,
         )

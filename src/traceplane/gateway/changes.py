@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -75,8 +75,7 @@ class ChangesApi:
     async def changes(self, call: Call[None]) -> Stream:
         caller: Caller = call.principal
         query: ChangesQuery = call.query
-        if (watched := self._watched.get(caller.org_id)) is not None:
-            _check_room(list(watched.listeners.values()), caller)
+        self._check_room(caller)
 
         async def write(push: Push) -> None:
             ends = time.monotonic() + query.for_seconds
@@ -103,12 +102,29 @@ class ChangesApi:
         # Proxies that would collect an answer before they send it are told not to.
         return Stream(write, "text/event-stream; charset=utf-8", ((b"x-accel-buffering", b"no"),))
 
+    def _check_room(self, caller: Caller) -> None:
+        watched = self._watched.get(caller.org_id)
+        listeners = [] if watched is None else list(watched.listeners.values())
+        for most, there, where in (
+            (_MOST_OF_ONE_CALLER, listeners.count(caller.counted_as), "of yours are open"),
+            (_MOST_LISTENERS, len(listeners), "are open in the organization"),
+        ):
+            if there >= most:
+                raise TooManyRequests(
+                    "changes.too_many",
+                    f"{most} streams of changes {where}",
+                    next_step="close some, or try again later",
+                    retry_after_seconds=10,
+                )
+
     async def _access(self, caller: Caller) -> Access:
         async with self._orgs.of(caller.org_id).snapshot() as tx:
             return await access_of(tx, caller.org, caller)
 
     @contextlib.asynccontextmanager
     async def _listening(self, caller: Caller) -> AsyncIterator[asyncio.Queue[frozenset[Thing]]]:
+        # Again, and counted in the same step: many connections may have been opened since the first check.
+        self._check_room(caller)
         watched = self._watched.setdefault(caller.org_id, _Watched())
         heard: asyncio.Queue[frozenset[Thing]] = asyncio.Queue()
         watched.listeners[heard] = caller.counted_as
@@ -138,20 +154,6 @@ class ChangesApi:
                 before = now
             took = time.monotonic() - begun
             await asyncio.sleep(max(_PAUSE_SECONDS, took * _PAUSE_PER_LOOK))
-
-
-def _check_room(listeners: Sequence[str], caller: Caller) -> None:
-    for most, there, where in (
-        (_MOST_OF_ONE_CALLER, listeners.count(caller.counted_as), "of yours are open"),
-        (_MOST_LISTENERS, len(listeners), "are open in the organization"),
-    ):
-        if there >= most:
-            raise TooManyRequests(
-                "changes.too_many",
-                f"{most} streams of changes {where}",
-                next_step="close some, or try again later",
-                retry_after_seconds=10,
-            )
 
 
 def differing(before: dict[Thing, str], now: dict[Thing, str]) -> frozenset[Thing]:

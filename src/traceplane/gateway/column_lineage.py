@@ -1,31 +1,28 @@
 """One column followed through datasets: what it is computed from, and what is computed from it, as far as it is known.
 
 It is known where a dataset is computed by SQL. The walk goes from dataset to dataset by the graph of jobs, each dataset
-looked at once, and stops after some.
+looked at once, and stops after some. Columns that the caller may not see are left out, and what is behind them.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping
 
 from traceplane.auth.callers import Caller
 from traceplane.auth.rights import Access, access_of
 from traceplane.errors import NotFound
-from traceplane.gateway.datasets import derived_columns
+from traceplane.gateway.datasets import column_of, derived_columns
 from traceplane.gateway.refused_names import unknown_dataset
 from traceplane.http_service.routes import Call, Route
 from traceplane.postgres import graph, pinned
 from traceplane.postgres.database import Transaction
-from traceplane.query.datasets import QueryCaller, may_read_pinned, visible_columns
+from traceplane.query.datasets import Column, QueryCaller, may_read_pinned, visible_of
 from traceplane.sql.virtual import reads
 from traceplane.wire.queries import ColumnLineage, ColumnLineageQuery, DerivedColumn
 
 _MOST_DATASETS = 60
 """That are looked at in one call."""
-
-Column = tuple[str, str]
-"""Its dataset and its name, in lower case."""
 
 
 class ColumnLineageApi:
@@ -54,7 +51,12 @@ class ColumnLineageApi:
                     if columns
                     else "nothing is known of its columns yet",
                 )
-            found = await walk.upwards(root) | await walk.downwards(root)
+            upwards, downwards = await walk.upwards(root), await walk.downwards(root)
+            seen = await walk.visible({column for edge in upwards | downwards for column in edge})
+        found = _within(seen, root, upwards) | {
+            (below, above)
+            for above, below in _within(seen, root, {(above, below) for below, above in downwards})
+        }
         edges: dict[Column, list[str]] = {root: []}
         for below, above in sorted(found):
             edges.setdefault(above, [])
@@ -92,8 +94,12 @@ class _Walk:
             or not may_read_pinned(self._caller, dataset)
         ):
             return None
-        derived = await self._of(dataset_id)
-        return [c.name.lower() for c in visible_columns(dataset, self._caller)] or list(derived)
+        names = [c.name.lower() for c in dataset.columns] or list(await self._of(dataset_id))
+        seen = await self.visible({(dataset_id, name) for name in names})
+        return [name for name in names if (dataset_id, name) in seen]
+
+    async def visible(self, columns: Collection[Column]) -> set[Column]:
+        return await visible_of(self._tx, self._caller, columns)
 
     async def upwards(self, root: Column) -> set[tuple[Column, Column]]:
         edges: set[tuple[Column, Column]] = set()
@@ -101,7 +107,7 @@ class _Walk:
         while waiting:
             column = waiting.popleft()
             for text in (await self._of(column[0])).get(column[1]) or ():
-                above = _split(text)
+                above = column_of(text)
                 if self._access.reads(above[0]):
                     edges.add((column, above))
                     if above not in seen:
@@ -117,7 +123,7 @@ class _Walk:
             for dataset_id in sorted(self._fed.get(column[0], ())):
                 for name, of in (await self._of(dataset_id)).items():
                     below = (dataset_id, name)
-                    if column not in map(_split, of or ()):
+                    if column not in map(column_of, of or ()):
                         continue
                     edges.add((below, column))
                     if below not in seen:
@@ -140,6 +146,18 @@ class _Walk:
         return found
 
 
-def _split(text: str) -> Column:
-    dataset_id, _, column = text.rpartition(".")
-    return dataset_id, column.lower()
+def _within(
+    seen: Collection[Column], root: Column, steps: set[tuple[Column, Column]]
+) -> set[tuple[Column, Column]]:
+    """The steps that lead from the root through columns that the caller sees."""
+    by_start: defaultdict[Column, list[Column]] = defaultdict(list)
+    for start, end in steps:
+        if end in seen:
+            by_start[start].append(end)
+    reached, waiting = {root}, deque([root])
+    while waiting:
+        for end in by_start[waiting.popleft()]:
+            if end not in reached:
+                reached.add(end)
+                waiting.append(end)
+    return {(start, end) for start in reached for end in by_start[start]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from uuid import UUID
 
 from traceplane.auth.rights import Access, access_of
@@ -16,7 +17,15 @@ from traceplane.postgres.coverage import Coverage
 from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.events import Tally
 from traceplane.postgres.pinned import GenerationSize, Neighbour, PinnedDataset, ProducerInput
-from traceplane.query.datasets import NOW, QueryCaller, QueryDatasets, may_read_pinned, visible_columns
+from traceplane.query.datasets import (
+    NOW,
+    Column,
+    QueryCaller,
+    QueryDatasets,
+    may_read_pinned,
+    visible_columns,
+    visible_of,
+)
 from traceplane.query.lineage import column_lineage, virtual_lineage
 from traceplane.query.service import Queries
 from traceplane.sql.gate import Relation
@@ -83,6 +92,7 @@ async def detail(database: Database, queries: Queries, caller: QueryCaller, data
             writers = [n for n in producers if n.writes]
             derived = await _lineage(tx, caller, writers[0], inputs) if writers else {}
             readers = [n.name for n in neighbours if not n.writes and access.sees(n.dag, n.job)]
+        derived = await _readable(tx, caller, derived, access)
     seen = visible_columns(dataset, caller)
     if dataset.sql is not None:
         with contextlib.suppress(UserError):  # of what is below it, nothing may be known yet
@@ -92,7 +102,7 @@ async def detail(database: Database, queries: Queries, caller: QueryCaller, data
         columns=[
             ColumnView(
                 *(c.name, c.type, c.nullable, c.name.lower() in dataset.pii),
-                _readable(derived.get(c.name.lower()), access),
+                derived.get(c.name.lower()),
                 dataset.declassified.get(c.name.lower()),
             )
             for c in seen
@@ -107,12 +117,19 @@ async def detail(database: Database, queries: Queries, caller: QueryCaller, data
     )
 
 
-def _readable(columns: list[str] | None, access: Access) -> list[str] | None:
-    """Columns as dataset.column, without those of datasets that the caller may not read."""
-    if columns is None or not access.unreadable:
-        return columns
-    hidden = tuple(f"{dataset_id}." for dataset_id in access.unreadable)
-    return [column for column in columns if not column.startswith(hidden)]
+async def _readable(
+    tx: Transaction, caller: QueryCaller, derived: Mapping[str, list[str]], access: Access
+) -> dict[str, list[str]]:
+    """What columns are computed from, without what the caller may not see."""
+    columns = {column_of(text) for of in derived.values() for text in of}
+    seen = await visible_of(tx, caller, {column for column in columns if access.reads(column[0])})
+    return {name: [text for text in of if column_of(text) in seen] for name, of in derived.items()}
+
+
+def column_of(text: str) -> Column:
+    """Of `dataset.column`."""
+    dataset_id, _, column = text.rpartition(".")
+    return dataset_id, column.lower()
 
 
 async def derived_columns(

@@ -11,8 +11,10 @@ import gzip
 import hashlib
 import mimetypes
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import structs
 
 from traceplane.http_service.routes import Reply
 
@@ -151,7 +153,7 @@ class Pages:
         if self._page is None:
             return _unavailable(_MISSING) if is_known else None
         # Somebody who mistyped an address gets the page that says so, with the menu.
-        return self._page.reply(headers) if is_known else replace(self._page.reply({}), status=404)
+        return self._page.reply(headers) if is_known else structs.replace(self._page.reply({}), status=404)
 
 
 def _unavailable(page: str) -> Reply:

@@ -6,6 +6,7 @@
     fork_server         a server that forks a process for each piece of work, both sides
     kernel              the Linux calls the sandbox needs and the standard library lacks
     landlock            Landlock: an allow-list of paths, no TCP, and no signals or ptrace out of the sandbox
+    listeners           whose processes listen at an address of this machine
     network_namespace   a private network: only a loopback interface, shared by the processes inside
     operator_ids        the users that operators run as when the worker is root
     plain_files         opens files where somebody may have put a link in the path

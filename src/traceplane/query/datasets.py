@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from traceplane.auth.rights import Subject, access_of, may_read
-from traceplane.errors import Conflict, InvalidInput, NotFound
+from traceplane.errors import Conflict, InvalidInput, NotFound, UserError
 from traceplane.model.dataset_schema import SchemaColumn
 from traceplane.model.near_names import nearest
 from traceplane.postgres import pinned, registry, versions
@@ -187,9 +188,19 @@ class QueryDatasets:
     def views(self, expanded: Expanded, caller: QueryCaller) -> list[NamedSql]:
         """The virtual datasets, without the columns that the caller may not see; those below them do not have these
         either."""
+        return self._seen(expanded, caller)[0]
+
+    def hidden_columns(self, expanded: Expanded, caller: QueryCaller) -> Mapping[str, frozenset[str]]:
+        """By relation, in lower case; raises if the rows of a virtual dataset depend on some."""
+        return self._seen(expanded, caller)[1]
+
+    def _seen(
+        self, expanded: Expanded, caller: QueryCaller
+    ) -> tuple[list[NamedSql], Mapping[str, frozenset[str]]]:
         relations = (*expanded.stored, *(view.relation for view in expanded.views))
         if caller.sees_pii or not any(self.of(relation).pii for relation in relations):
-            return [NamedSql(view.relation.name, view.sql) for view in expanded.views]
+            views = [NamedSql(view.relation.name, view.sql) for view in expanded.views]
+            return views, {relation.name: frozenset() for relation in relations}
         columns = {r.name: [c.name for c in self.of(r).columns] for r in expanded.stored}
         hidden = {r.name: self.of(r).pii for r in expanded.stored}
         views = []
@@ -198,7 +209,42 @@ class QueryDatasets:
             sql, visible, hidden[name] = virtual.without(view, columns, hidden, own)
             columns[name] = [*visible, *hidden[name]]
             views.append(NamedSql(name, sql))
-        return views
+        return views, hidden
+
+
+Column = tuple[str, str]
+"""Its dataset and its name, in lower case."""
+
+
+async def visible_of(tx: Transaction, caller: QueryCaller, columns: Collection[Column]) -> set[Column]:
+    """Of columns of datasets that the caller may read, those that the caller may see."""
+    if caller.sees_pii:
+        return set(columns)
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for dataset_id, column in columns:
+        names[dataset_id].append(column)
+    datasets = await pinned.datasets(tx, caller.org, sorted(names))
+    # Marks are of the columns that are asked for: without rows, a dataset may have no others yet.
+    stored = [
+        replace(dataset, columns=tuple(SchemaColumn(name, "", True) for name in names[name_of]))
+        for name_of, dataset in datasets.items()
+        if dataset.sql is None
+    ]
+    hidden = {dataset.dataset_id: dataset.pii for dataset in await pinned.with_marks(tx, stored)}
+    for name_of, dataset in datasets.items():
+        if dataset.sql is not None and (of_view := await _hidden_of_virtual(tx, caller, name_of)) is not None:
+            hidden[name_of] = of_view
+    return {(of, name) for of, name in columns if of in hidden and name not in hidden[of]}
+
+
+async def _hidden_of_virtual(tx: Transaction, caller: QueryCaller, dataset_id: str) -> frozenset[str] | None:
+    """None: all of its columns, since its rows depend on hidden ones or it cannot be read."""
+    relation, datasets = Relation("tp_d0", dataset_id), QueryDatasets(tx, caller.org, NOW)
+    try:
+        await datasets.read([relation], caller)
+        return datasets.hidden_columns(virtual.expand([relation], datasets.sql_of), caller)[relation.name]
+    except UserError:
+        return None
 
 
 def may_read_pinned(caller: Subject, dataset: PinnedDataset) -> bool:

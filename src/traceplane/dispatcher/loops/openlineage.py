@@ -23,7 +23,8 @@ from traceplane.dispatcher.openlineage.events import ENDS, ColumnLineage, EventT
 from traceplane.dispatcher.openlineage.receivers import Receiver
 from traceplane.errors import DatabaseUnavailable, PlatformError
 from traceplane.model.hidden_values import HiddenValues
-from traceplane.postgres import openlineage, task_views
+from traceplane.model.json_object import JsonObject
+from traceplane.postgres import openlineage, personal_data, task_views
 from traceplane.postgres.database import Database, Transaction
 from traceplane.postgres.openlineage import Changed, RunJob, TaskRun, Told, ToldOf, Written
 from traceplane.runtime.process import Outcome
@@ -35,6 +36,7 @@ _TOLD_AT_ONCE = 200
 _IN_FLIGHT = 16
 _MOST_LINEAGES = 1_000
 _BEGINNING = UUID(int=0)
+_NOT_SENT = "the job handles personal data, so what its code wrote about it is not sent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +194,26 @@ async def _facts(tx: Transaction, changed: Changed) -> _Facts:
 
 
 async def _errors(tx: Transaction, runs: Sequence[TaskRun], jobs: dict[UUID, RunJob]) -> dict[UUID, str]:
-    """Without the values that the operators were handed, which errors often repeat."""
-    failed: defaultdict[str, dict[UUID, str]] = defaultdict(dict)
+    """Without the values that the operators were handed, which errors often repeat, and without the messages of jobs
+    that handle personal data: a receiver has no rights of its own, so it is told what everybody may know."""
+    failed: defaultdict[str, list[tuple[TaskRun, RunJob]]] = defaultdict(list)
     for run in runs:
         if run.error is not None and run.job_id in jobs:
-            failed[jobs[run.job_id].org][run.task_id] = f"{run.error.get('code')}: {run.error.get('message')}"
-    for org, errors in failed.items():
+            job = jobs[run.job_id]
+            failed[job.org].append((run, job))
+    told: dict[UUID, str] = {}
+    for org, of_org in failed.items():
+        touched = await personal_data.touched_by(tx, org, {(job.dag, job.job) for _, job in of_org})
+        errors = {
+            run.task_id: _error_text(run.error or {}, is_told=(job.dag, job.job) not in touched)
+            for run, job in of_org
+        }
         for row in await task_views.handed_values(tx, org, list(errors)):
             hidden = HiddenValues([row.config, row.parameters])
             errors.update({task_id: hidden.without(errors[task_id]) for task_id in row.task_ids})
-    return {task_id: error for errors in failed.values() for task_id, error in errors.items()}
+        told |= errors
+    return told
+
+
+def _error_text(error: JsonObject, *, is_told: bool) -> str:
+    return f"{error.get('code')}: {error.get('message') if is_told else _NOT_SENT}"
