@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from traceplane.cli import audit, deploys, main, output, queries, secrets, whereabouts
+from traceplane.cli import audit, deploys, effects, main, output, queries, secrets, whereabouts
 from traceplane.cli.failures import error_text, explained
 from traceplane.cli.grammar import Noun
 from traceplane.cli.main import cli
@@ -46,6 +46,7 @@ from traceplane.wire.deploys import (
     VersionsResponse,
     VersionView,
 )
+from traceplane.wire.events import EventList, EventView
 from traceplane.wire.scalars import Scope
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -347,6 +348,30 @@ def test_a_list_of_tasks_names_the_class_of_an_exception() -> None:
     assert error_text(error) == "operator.raised: RecursionError"
     assert error_text(error | {"message": "'x'"}) == "operator.raised: RecursionError: 'x'"
     assert error_text({"code": "task.timed_out", "message": "it took 3 s"}) == "task.timed_out: it took 3 s"
+
+
+def test_events_say_who_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = "2026-11-19T21:02:43.704994+00:00"
+    of_task = EventView(29, "shop.sales", "data", "7", at, task_id=uuid4(), dag="shop", job="sales")
+    kept = EventView(28, "shop.sales#weekly.batches", "data", "7-13", at)
+    events = EventList([of_task, kept, EventView(27, "shop.days", "data", "7", at)])
+    monkeypatch.setattr(effects, "call", lambda *_: events)
+    done = CliRunner().invoke(effects.list_, [], obj=Settings())
+    assert done.stdout.splitlines() == [
+        "29  2026-11-19 21:02:43 UTC  shop.sales 7  by shop/sales",
+        "28  2026-11-19 21:02:43 UTC  shop.sales#weekly.batches 7-13  by the dispatcher",
+        "27  2026-11-19 21:02:43 UTC  shop.days 7  by a source",
+    ]
+
+
+def test_times_are_for_people_except_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    deployed, active = "2026-11-19T21:02:43.704994+00:00", "2026-11-19T23:05:01+02:00"
+    version = VersionView(1, "active", deployed, active)
+    monkeypatch.setattr(deploys, "call", lambda *_: VersionsResponse("shop", [version]))
+    done = CliRunner().invoke(deploys.versions, ["shop"], obj=Settings())
+    assert done.stdout == "   1  active since 2026-11-19 21:05:01 UTC, deployed 2026-11-19 21:02:43 UTC\n"
+    done = CliRunner().invoke(deploys.versions, ["shop", "--json"], obj=Settings())
+    assert f'"created_at": "{deployed}"' in done.stdout
 
 
 def test_up_that_finds_its_port_in_use_leaves_no_folder(tmp_path: Path) -> None:
