@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -20,7 +21,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from traceplane.cli import audit, deploys, effects, main, output, queries, secrets, whereabouts
+from traceplane.cli import audit, deploys, effects, main, output, project, queries, secrets, whereabouts
 from traceplane.cli.failures import error_text, explained
 from traceplane.cli.grammar import Noun
 from traceplane.cli.main import cli
@@ -28,6 +29,7 @@ from traceplane.cli.output import ChangingLine, progress_bar, work_goes_on
 from traceplane.cli.queries import table_lines
 from traceplane.cli.scopes import NamedPartitions, parse_scopes
 from traceplane.errors import (
+    Conflict,
     Forbidden,
     InvalidInput,
     NotFound,
@@ -251,6 +253,40 @@ def test_a_project_may_be_in_a_folder_of_any_name(tmp_path: Path, folder: str, n
     assert f"\ndag: {name}\n" in (tmp_path / folder / "dag.yaml").read_text()
     command = done.stdout.splitlines()[-1].removeprefix("Next: ")
     assert shlex.split(command) == ["cd", str(tmp_path / folder), "&&", "traceplane", "dev"]
+
+
+@pytest.mark.parametrize(
+    ("installed", "warns"),
+    [
+        ({"url": "file:///home/me/clone", "dir_info": {}}, True),
+        ({"url": "file:///srv/clone", "vcs_info": {"vcs": "git", "commit_id": "ab12"}}, True),
+        ({"url": "https://git.example/traceplane", "vcs_info": {"vcs": "git", "commit_id": "ab12"}}, False),
+        (None, False),
+    ],
+)
+def test_a_project_says_that_only_this_machine_has_the_folder_of_a_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, object] | None, warns: bool
+) -> None:
+    class Installed:
+        def read_text(self, _: str) -> str | None:
+            return None if installed is None else json.dumps(installed)
+
+    monkeypatch.setattr(project, "distribution", lambda _: Installed())
+    done = CliRunner().invoke(cli, ["init", str(tmp_path)], standalone_mode=False)
+    readme = (tmp_path / "README.md").read_text()
+    requirement = (tmp_path / "requirements.txt").read_text().splitlines()[1]
+    words = f"requirements.txt has `{requirement}`, a folder that only this machine has"
+    assert (words in done.stdout, words in readme) == (warns, warns)
+    assert "ELSEWHERE" not in readme
+
+
+def test_a_folder_with_a_project_is_named_by_a_few_of_its_files(tmp_path: Path) -> None:
+    CliRunner().invoke(cli, ["init", str(tmp_path)], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["init", str(tmp_path)], standalone_mode=False)
+    assert isinstance(done.exception, Conflict)
+    number, _, names = str(done.exception.value).partition(" files: ")
+    assert int(number) >= 8
+    assert [Path(name).is_file() for name in names.split(", ")] == [True, True, True, False]
 
 
 def test_a_project_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
