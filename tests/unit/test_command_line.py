@@ -423,6 +423,7 @@ def test_up_that_finds_its_port_in_use_leaves_no_folder(tmp_path: Path) -> None:
             env={**os.environ, "TRACEPLANE_HOME": "home", "TRACEPLANE_GATEWAY_PORT": str(port)},
         )
     assert str(port) in done.stderr
+    assert "the setting gateway_port" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
