@@ -85,8 +85,8 @@ async def serve(
     limits: ConnectionLimits = DEFAULT_LIMITS,
     certificate: ServerCertificate | None = None,
 ) -> None:
-    """Answer requests on a TCP port or a Unix socket until `stop` is set; over TLS with a `certificate`. `setting`: where
-    the port is from, for whoever finds it in use.
+    """Answer requests on a TCP port or a Unix socket until `stop` is set; over TLS with a `certificate`. `setting`:
+    where the port is from, for whoever finds it in use.
 
     `bound` is resolved with the port once connections are accepted (0 asks the system for a free one). At
     `stop` no new connection is taken, and calls under way have `grace` seconds to finish.
