@@ -21,7 +21,18 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from traceplane.cli import audit, deploys, effects, main, output, project, queries, secrets, whereabouts
+from traceplane.cli import (
+    audit,
+    deploys,
+    effects,
+    main,
+    output,
+    project,
+    queries,
+    secrets,
+    tasks,
+    whereabouts,
+)
 from traceplane.cli.failures import error_text, explained
 from traceplane.cli.grammar import Noun
 from traceplane.cli.main import cli
@@ -40,7 +51,7 @@ from traceplane.errors import (
 )
 from traceplane.settings import Settings
 from traceplane.wire.audit import AuditResponse
-from traceplane.wire.control import ExplainResponse
+from traceplane.wire.control import ExplainResponse, TaskChanges
 from traceplane.wire.deploys import (
     DeployRequest,
     DeployResponse,
@@ -408,6 +419,21 @@ def test_times_are_for_people_except_in_json(monkeypatch: pytest.MonkeyPatch) ->
     assert done.stdout == "   1  active since 2026-11-19 21:05:01 UTC, deployed 2026-11-19 21:02:43 UTC\n"
     done = CliRunner().invoke(deploys.versions, ["shop", "--json"], obj=Settings())
     assert f'"created_at": "{deployed}"' in done.stdout
+
+
+def test_a_retry_that_does_not_help_says_what_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    useless, useful = uuid4(), uuid4()
+    answers = iter(
+        [
+            ExplainResponse(useless, "dead", "sales", [], next_step="Deploy a fix.", retry_helps=False),
+            ExplainResponse(useful, "dead", "sales", [], next_step="Retry it.", retry_helps=True),
+            TaskChanges({str(useless): "queued", str(useful): "queued"}, []),
+        ]
+    )
+    monkeypatch.setattr(tasks, "call", lambda *_: next(answers))
+    done = CliRunner().invoke(tasks.retry, [str(useless), str(useful)], obj=Settings())
+    assert done.stdout.splitlines() == [f"{useless}  queued", f"{useful}  queued"]
+    assert done.stderr == f"Warning: retrying {useless} does not help. Deploy a fix.\n"
 
 
 def test_up_that_finds_its_port_in_use_leaves_no_folder(tmp_path: Path) -> None:
