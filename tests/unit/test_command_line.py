@@ -39,11 +39,13 @@ from traceplane.cli.main import cli
 from traceplane.cli.output import ChangingLine, progress_bar, work_goes_on
 from traceplane.cli.queries import table_lines
 from traceplane.cli.scopes import NamedPartitions, parse_scopes
+from traceplane.client import Client
 from traceplane.errors import (
     Conflict,
     Forbidden,
     InvalidInput,
     NotFound,
+    PlatformError,
     SpecInvalid,
     SpecProblem,
     TraceplaneError,
@@ -451,6 +453,28 @@ def test_up_that_finds_its_port_in_use_leaves_no_folder(tmp_path: Path) -> None:
     assert str(port) in done.stderr
     assert "the setting gateway_port" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_client_and_the_command_line_say_alike_that_nothing_runs_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"GATEWAY_PORT": port, "USER_TOKEN": "x", "HOME": tmp_path / "home"}.items():
+        monkeypatch.setenv(f"TRACEPLANE_{name}", str(value))
+    done = CliRunner().invoke(cli, ["status"], standalone_mode=False)
+    assert isinstance(done.exception, PlatformError)
+    with pytest.raises(PlatformError) as failure:
+        Client().whoami()
+    for error in (done.exception, failure.value):
+        assert (error.code, error.value) == ("service.unreachable", f"127.0.0.1:{port}: connection refused")
+        assert str(error.next_step).startswith(
+            f"no platform is running in {tmp_path / 'home'}: start it with"
+        )
+    with pytest.raises(PlatformError) as failure:
+        Client(f"http://127.0.0.1:{port}").whoami()
+    assert failure.value.next_step == "check that it is running; the call may be retried"
 
 
 def test_deleting_an_unknown_dag_says_that_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

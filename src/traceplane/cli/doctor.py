@@ -17,12 +17,12 @@ import click
 import msgspec
 
 from traceplane import __version__
-from traceplane.cli import profile
 from traceplane.cli.output import as_json, say, say_json
 from traceplane.cli.services import with_database
 from traceplane.cli.trigger import trigger
 from traceplane.cli.whereabouts import call
 from traceplane.client.connection import Connection
+from traceplane.client.local_platform import running_here
 from traceplane.errors import TraceplaneError
 from traceplane.model.finding import Finding
 from traceplane.runtime.process import listen
@@ -85,7 +85,7 @@ def _of_this_machine(settings: Settings) -> Iterator[Finding]:
     yield _java()
     yield _memory(Path("/proc/meminfo"))
     yield _disk(settings.home)
-    if profile.running_here(settings) is None and settings.gateway_url is None:
+    if running_here(settings) is None and settings.gateway_url is None:
         yield from _ports(settings)
 
 
@@ -148,7 +148,7 @@ def _disk(home: Path) -> Finding:
 
 
 def _of_the_platform(settings: Settings) -> Iterator[Finding]:
-    here = profile.running_here(settings)
+    here = running_here(settings)
     try:
         caller = call(settings, lambda c: c.call("GET", "/api/v1/whoami", WhoAmI))
     except TraceplaneError as error:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 from traceplane import telemetry
 from traceplane.auth.opaque import Principal
 from traceplane.auth.roles import Role
+from traceplane.client.local_platform import lock, running_here
 from traceplane.errors import Conflict, InvalidInput, TraceplaneError
 from traceplane.postgres.embedded.server import EmbeddedPostgres
 from traceplane.runtime.locked_folder import check_owner, closed_folder, own_folder
@@ -56,7 +55,7 @@ def the_only_one(settings: Settings) -> Iterator[None]:
     """Held by `up` while it runs: a second one in the same folder is refused before it changes anything."""
     close_home(settings)
     with _opened_without_links(running_file(settings)) as file:
-        if not _lock(file):
+        if not lock(file):
             other = running_here(settings)
             raise Conflict(
                 "up.already_running",
@@ -72,45 +71,12 @@ def the_only_one(settings: Settings) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A `traceplane up`."""
-
-    pid: int
-    url: str
-
-
-def running_here(settings: Settings) -> Running | None:
-    """The `up` of this folder, if one is running."""
-    try:
-        with running_file(settings).open() as file:
-            if _lock(file, patience=0.0):
-                return None
-            return Running(**json.load(file))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
 def _opened_without_links(path: Path) -> IO[str]:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise _unusable(path, error) from error
     return os.fdopen(descriptor, "a+")
-
-
-def _lock(file: IO[str], *, patience: float = 0.3) -> bool:
-    """`running_here` holds the lock for a moment, which is no reason to refuse."""
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.02)
-        else:
-            return True
 
 
 async def keep_postgres(server: EmbeddedPostgres, settings: Settings) -> None:

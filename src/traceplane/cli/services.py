@@ -16,6 +16,7 @@ from traceplane import crash_points, telemetry
 from traceplane.cli import browser, preflight, profile, supervisor
 from traceplane.cli.output import is_terminal, note
 from traceplane.cli.whereabouts import with_user_token
+from traceplane.client.local_platform import running_here
 from traceplane.errors import TraceplaneError
 from traceplane.http_service.client import Caller
 from traceplane.runtime.process import run_process, run_to_end
@@ -93,7 +94,7 @@ def run_platform(
         except TraceplaneError as failure:  # raised below, as in every command
             failures.append(failure)
 
-    if profile.running_here(chosen) is None:  # otherwise the ports are its own
+    if running_here(chosen) is None:  # otherwise the ports are its own
         preflight.check_ports(chosen, trigger=trigger)
     with profile.the_only_one(chosen):
         exit_code = run_to_end(main, grace=chosen.worker_drain_seconds + 120, hurry=hurry)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
-from traceplane.cli import profile
+from traceplane.client.local_platform import where_it_runs
 from traceplane.errors import Forbidden, PlatformError, TraceplaneError, Unauthenticated
 from traceplane.http_service.client import Caller
 from traceplane.settings import Settings, user_token, with_tokens
@@ -53,7 +53,7 @@ def explained(settings: Settings) -> Iterator[None]:
             ) from error
         if error.code == "service.unreachable" and settings.gateway_url is None:
             raise PlatformError(
-                error.code, error.message, value=error.value, next_step=_where_it_runs(settings)
+                error.code, error.message, value=error.value, next_step=where_it_runs(settings)
             ) from error
         raise
 
@@ -71,17 +71,5 @@ def _other_platform(settings: Settings) -> Unauthenticated:
         "cli.other_platform",
         f"the platform at this address is not the one of {home}: it did not issue the token in that folder",
         value=settings.gateway_address,
-        next_step=_where_it_runs(settings),
+        next_step=where_it_runs(settings),
     )
-
-
-def _where_it_runs(settings: Settings) -> str:
-    home, here = settings.home.resolve(), profile.running_here(settings)
-    if here is None:
-        return (
-            f"no platform is running in {home}: start it with `traceplane up`, on free ports,"
-            " or go to the folder of the running one"
-        )
-    if here.url != settings.gateway_address:
-        return f"the platform of {home} is at {here.url}: set TRACEPLANE_GATEWAY_URL={here.url}"
-    return f"the platform of {home} runs as process {here.pid}: check its output, and try again"

@@ -19,6 +19,7 @@ Beside these:
     connection      calls of a gateway
     scopes          what `emit` takes as scopes
     deploy_files    what a deploy sends
+    local_platform  the platform of a folder, and whether it runs
     queries         the result of a query as it arrives, also from Spark
     results         the result of a query as a table
     selections      changes of many objects, repeated until all are done
@@ -48,6 +49,7 @@ from traceplane.client.connection import Connection, checked_arguments, quoted, 
 from traceplane.client.deploy_files import deploy_request
 from traceplane.client.deploys import Dags, Jobs
 from traceplane.client.events import Events
+from traceplane.client.local_platform import where_it_runs
 from traceplane.client.people import Audit, IdentityProviders, Members, Roles, Secrets, Tokens
 from traceplane.client.pipelines import Executions, Pipelines, ScannerLists, UserLimits
 from traceplane.client.results import Pieces, as_pandas, as_polars, as_spark
@@ -111,6 +113,7 @@ class Client:
             token or user_token(self._settings, url_chosen=url is not None),
             timeout_seconds=timeout_seconds,
             trusted=lambda: Path(tls_ca) if tls_ca is not None else self._settings.tls_ca,
+            unreached=lambda: self._where_it_runs() if url is None else None,
         )
         self.dags = Dags(connection)
         self.jobs = Jobs(connection)
@@ -133,6 +136,10 @@ class Client:
         self.identity_providers = IdentityProviders(connection)
         self.secrets = Secrets(connection)
         self.audit = Audit(connection)
+
+    def _where_it_runs(self) -> str | None:
+        """Of a platform that is found by its folder."""
+        return where_it_runs(self._settings) if self._settings.gateway_url is None else None
 
     @cached_property
     def _settings(self) -> Settings:
