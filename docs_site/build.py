@@ -176,7 +176,12 @@ def _search(rendered: dict[str, Rendered], pages: dict[str, str], sections: list
     where = {entry.path: s.title for s in sections for e in s.entries for entry in (e, *e.below)}
     listed = [
         [pages[name], page.title, where.get(name, ""), [
-            [found.anchor.removeprefix("row:"), found.title, " ".join(" ".join(found.text).split())]
+            [
+                found.anchor.removeprefix("row:"),
+                found.title,
+                " ".join(" ".join(found.text).split()),
+                *([1] if found.anchor.startswith("row:") else []),
+            ]
             for found in page.found
         ]]
         for name, page in rendered.items()

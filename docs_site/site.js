@@ -1,11 +1,18 @@
 // Search, theme, menu and copying: all else is plain HTML. Checked by TypeScript in the build of the web UI.
 'use strict'
 ;(() => {
-  /** @typedef {[anchor: string, title: string, text: string]} Part */
+  /** @typedef {[anchor: string, title: string, text: string, isRow?: 1]} Part A heading with its text, or a row. */
   /** @typedef {[address: string, title: string, section: string, parts: Part[]]} Page */
   /** @typedef {{ href: string, title: string, page: string, text: string, score: number }} Hit */
 
   const MOST_RESULTS = 30
+  // What people type around what they look for.
+  const STOP_WORDS = new Set(
+    (
+      'a about an and are as at be by can could do does for from get has have how i if in is it its me my of on or ' +
+      'should so that the their there these this to was we what when where which who why will with you your'
+    ).split(' '),
+  )
   const root = document.body.dataset['root'] ?? './'
 
   /** @template {Element} T @param {string} selector @param {new () => T} type @returns {T} */
@@ -117,17 +124,30 @@
     document.head.append(script)
   }
 
-  /** @param {string} text */
-  const words = (text) => text.toLowerCase().split(/[\s,;]+/).filter(Boolean)
+  /** The words to look for, without those that say nothing, unless there are no others. Plurals are looked for as
+   * singulars, which are found in both.
+   * @param {string} text */
+  function words(text) {
+    const all = text.toLowerCase().split(/[\s,;]+/).map((word) => word.replace(/[?!.:]+$/, '')).filter(Boolean)
+    const telling = all.filter((word) => !STOP_WORDS.has(word))
+    return (telling.length > 0 ? telling : all).map(singular)
+  }
 
-  /** How well a text has the word: not at all, somewhere, at the start of a word, or as a whole one.
+  /** @param {string} word */
+  const singular = (word) => (/[^su]s$/.test(word) && word.length > 3 ? word.slice(0, -1) : word)
+
+  /** For comparing a title with what was typed: `lease.expired` is found by “lease expired”.
+   * @param {string} text */
+  const plain = (text) => text.split(/[\s._-]+/).map(singular).join(' ')
+
+  /** How well a text has the word: not at all, somewhere, at the start of a word, or as a whole one, also of several.
    * @param {string} text @param {string} word */
   function fit(text, word) {
     const at = text.indexOf(word)
     if (at < 0) return 0
     for (let from = at; from >= 0; from = text.indexOf(word, from + 1)) {
       if (from === 0 || !/\w/.test(text[from - 1] ?? '')) {
-        return /\w/.test(text[from + word.length] ?? '') ? 2 : 3
+        return /^s?(\W|$)/.test(text.slice(from + word.length, from + word.length + 2)) ? 3 : 2
       }
     }
     return 1
@@ -141,19 +161,29 @@
     if (wanted.length === 0) return hits
     for (const [address, page, section, parts] of pages() ?? []) {
       const inPage = page.toLowerCase()
-      for (const [anchor, title, text] of parts) {
+      for (const [anchor, title, text, isRow] of parts) {
         const [inTitle, inText] = [title.toLowerCase(), text.toLowerCase()]
+        // “Retry” is about retrying tasks also where it does not say so.
+        const isAbout = !isRow && words(title).every((word) => wanted.includes(word))
         let score = 0
+        let hasAll = true
         for (const word of wanted) {
           const best = Math.max(fit(inTitle, word) * 10, fit(inPage, word) * 6, fit(inText, word) * 2)
-          if (best === 0) {
+          hasAll &&= best > 0
+          if (!hasAll && !isAbout) {
             score = 0
             break
           }
           score += best
         }
         if (score === 0) continue
-        if (inTitle === wanted.join(' ')) score += 40
+        // A section or a command is read first, then the rows of tables: many fields have the name of what they are
+        // about. Codes and settings have names of their own, which nobody types by chance.
+        const isNamed = !isRow || /[._]/.test(title)
+        if (plain(inTitle) === plain(wanted.join(' '))) score += isNamed ? 40 : 10
+        if (isAbout || wanted.every((word) => fit(inTitle, word) >= 2)) {
+          score += title.startsWith('traceplane ') ? 40 : isRow ? 0 : hasAll ? 20 : 10
+        }
         if (anchor === '') score += 4
         if (section === 'Development') score -= 8
         hits.push({ href: `${root}${address}${anchor ? `#${anchor}` : ''}`, title, page: anchor ? page : section, text, score })

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from examples.demo_alerts import AlertDesk, Watch, serve_desk
-from examples.demo_failures import DemoFailed, Processes, check_tasks, completed_tasks, sentence, waiting
+from examples.demo_failures import DemoFailed, Processes, check_tasks, progress, sentence, waiting
 from examples.demo_trigger import PIPELINES, SIGNALS, Desk
 from traceplane import telemetry
 from traceplane.chain.extract import fetch_range
@@ -56,6 +56,10 @@ INGESTED = ("blocks", "transactions", "receipts", "logs")
 DERIVED = ("token_transfers",)
 BY_BLOCK = ("ingest", "transfers", "fees")
 EQUAL = ", equal to the chain"
+STILL_SECONDS = 300.0
+"""How long nothing may change while something is waited for: Spark takes minutes to start on a busy machine."""
+LONGEST_SECONDS = 1800.0
+"""How long one thing is waited for, also while something changes: a loop changes things for ever."""
 BLOCK_SECONDS = 4.0
 """Between the blocks of a chain that nobody walks through any more."""
 
@@ -349,21 +353,32 @@ class Demo:
             scopes[row["name"]][row["range_start"], row["range_end"]] += 1
         return scopes
 
-    async def until(self, condition: Callable[[], Awaitable[Any]], what: str, seconds: float = 180.0) -> Any:
-        """Waits until the condition holds. Fails on a dead task, on a process that does not start, or if no task
-        completes for this many seconds."""
-        deadline, done = time.monotonic() + seconds, -1
+    async def until(
+        self,
+        condition: Callable[[], Awaitable[Any]],
+        what: str,
+        seconds: float = STILL_SECONDS,
+        at_most: float = LONGEST_SECONDS,
+    ) -> Any:
+        """Waits until the condition holds. Fails on a dead task, on a process that does not start, if nothing changes
+        for `seconds`, or `at_most` seconds later."""
+        began = moved = time.monotonic()
+        done: dict[str, Any] = {}
         while True:
             value = await condition()
             self.processes.check()
             await check_tasks(self.database)
             if value:
                 return value
-            if (finished := await completed_tasks(self.database)) != done:
-                deadline, done = time.monotonic() + seconds, finished
-            if time.monotonic() > deadline:
+            if (changed := await progress(self.database)) != done:
+                moved, done = time.monotonic(), changed
+            now = time.monotonic()
+            if now > moved + seconds or now > began + at_most:
+                how = "without progress" if now > moved + seconds else "in spite of progress"
                 reasons = "; ".join((await waiting(self.database), *self.processes.troubles()))
-                raise DemoFailed(f"timed out after {seconds:.0f} s waiting until {what}: {reasons}")
+                raise DemoFailed(
+                    f"timed out after {now - began:.0f} s, {how}, waiting until {what}: {reasons}"
+                )
             await asyncio.sleep(0.05)
 
     async def link(self) -> str:
@@ -484,7 +499,7 @@ async def main(folder: Path, *, stays: bool) -> bool:
         profile.start_postgres, settings_in(folder), die_with_parent=True
     )
     try:
-        settings = replace(await profile.prepare(started), log_level="error")
+        settings = replace(await profile.prepare(started), log_level="info")  # into the logs
         assert settings.state_url is not None
         database = await Database.connect(settings.state_url, connections=2)
         caller = Caller(settings.gateway_address, settings.user_token)
@@ -534,7 +549,9 @@ async def running(settings: Settings, processes: Processes) -> AsyncIterator[Non
             replace(child, output=logs.enter_context(processes.log(child.name).open("w")).fileno())
             for child in supervisor.services(settings, workers=1, trigger=True)
         ]
-        supervised = asyncio.create_task(supervisor.supervise(children, stop, started=processes.started))
+        supervised = asyncio.create_task(
+            supervisor.supervise(children, stop, started=processes.started, expected=processes.was_killed)
+        )
         supervised.add_done_callback(processes.ended)
         try:
             yield

@@ -32,6 +32,7 @@ class Processes:
         self.logs = logs
         self._starts: Counter[str] = Counter()
         self._kills: Counter[str] = Counter()
+        self._killed: set[int] = set()
         self._refused: str | None = None
 
     def log(self, name: str) -> Path:
@@ -44,8 +45,13 @@ class Processes:
     def kill(self, name: str) -> None:
         """The next start of this process is expected, and not a failure."""
         self._kills[name] += 1
+        self._killed.add(self.pids[name])
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pids[name], signal.SIGKILL)
+
+    def was_killed(self, pid: int) -> bool:
+        """By the demo itself, as the process of this id."""
+        return pid in self._killed
 
     def ended(self, supervised: asyncio.Task[None]) -> None:
         """All of them ended: they were stopped, or one refused to work."""
@@ -74,13 +80,15 @@ class Processes:
 
 
 def last_error(log: Path) -> str:
-    """Why a process ended, as its log says it: the event `process.failed`, or else the newest line."""
+    """Why a process ended, as its log says it: the event `process.failed`, or else the newest line that tells of
+    trouble, or the newest one."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     for line in reversed(lines):
         if (event := _event(line)).get("event") == "process.failed":
             next_step = f" → {event['next_step']}" if "next_step" in event else ""
             return shortened(f"{event['code']}: {event['message']}{next_step}")
     lines = [line for line in lines if line.strip()]
+    lines = [line for line in lines if _event(line).get("level") not in ("debug", "info")] or lines
     return shortened(lines[-1]) if lines else "it wrote nothing to its log"
 
 
@@ -93,9 +101,17 @@ def _event(line: str) -> dict[str, Any]:
     return event if isinstance(event, dict) else {}
 
 
-async def completed_tasks(database: Database) -> int:
+async def progress(database: Database) -> dict[str, Any]:
+    """What changes while the platform gets on, however slow the machine is."""
     async with database.transaction() as tx:
-        return int(await tx.value("select count(*) from tasks where state = 'completed'"))
+        (counts,) = await tx.rows(
+            "select (select max(event_id) from events) as events,"
+            " (select count(*) from alert_deliveries where state <> 'waiting') as messages,"
+            " (select count(*) from dataset_commits) as commits,"
+            " (select coalesce(sum(attempt), 0) from tasks) as attempts,"
+            " (select count(*) from tasks where state = 'completed') as completed"
+        )
+    return dict(counts)
 
 
 async def check_tasks(database: Database) -> None:

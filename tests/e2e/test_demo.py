@@ -110,6 +110,9 @@ def test_a_task_that_fails_for_good_ends_it_with_the_tasks_error(folder: Path) -
     assert re.match(
         r"task [0-9a-f-]{36} of the job ingest failed for good at attempt 1: operator\.no_entrypoint: ", said
     )
+    for name in ("dispatcher", "gateway", "worker-1"):
+        (log,) = folder.glob(f"traceplane-demo-*/{name}.log")
+        assert "process.started" in log.read_text(), "what happened before the failure is kept"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +155,9 @@ def test_only_failures_that_the_demo_did_not_cause_count(tmp_path: Path) -> None
         processes.started("gateway", process.pid)
         processes.kill("gateway")
         process.wait()
+        assert processes.was_killed(process.pid)
     processes.started("gateway", 1)
+    assert not processes.was_killed(1)
     assert processes.troubles() == []
     for _ in range(demo_failures.DEATHS):
         processes.started("gateway", 1)
@@ -173,6 +178,9 @@ def test_an_error_with_a_code_says_more_than_the_line_after_it(tmp_path: Path) -
     }
     log.write_text(json.dumps({"event": "process.failed", **failed}) + "\nsome other line\n\n")
     assert last_error(log) == "spark.not_started: the Spark server did not start → read it"
+    started = json.dumps({"event": "process.started", "level": "info"})
+    log.write_text(f"OSError: no room\n{started}\n")
+    assert last_error(log) == "OSError: no room"
 
 
 def test_any_error_is_one_printable_line() -> None:
@@ -216,9 +224,16 @@ jobs:
         with pytest.raises(DemoFailed) as failure:
             await world.until(never, "pigs fly", seconds=0.2)
         assert str(failure.value) == (
-            "timed out after 0 s waiting until pigs fly: "
+            "timed out after 0 s, without progress, waiting until pigs fly: "
             "2 queued of the job never (last error: operator.raised: no luck)"
         )
+
+        async def another_attempt() -> bool:
+            await platform.sql("update tasks set attempt = attempt + 1")
+            return False
+
+        with pytest.raises(DemoFailed, match="timed out after 1 s, in spite of progress, waiting"):
+            await world.until(another_attempt, "pigs fly", seconds=60, at_most=0.8)
         task = await platform.value("select task_id from tasks limit 1")
         await platform.sql(
             "update tasks set state = 'dead', finished_at = now(), attempt = 3 where task_id = $1", task

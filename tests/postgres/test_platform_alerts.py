@@ -75,12 +75,16 @@ async def test_dead_tasks_are_told_until_somebody_deals_with_them(plane: Control
     held = await plane.claim([*await plane.send()])
     work = [h for h in held if h.job.name == "work"]
     await plane.fail(*work)
-    for _ in range(2):
-        await alerts.run_once()
+    # A pass that finds what was found before says nothing of it in the log.
+    assert [(await alerts.run_once()).counts() for _ in range(3)] == [
+        {"changed": 1},
+        {"changed": 0},
+        {"changed": 0},
+    ]
     assert await told(plane) == [("alert", "d/work has dead tasks")]
     await send(plane)
     await plane.retry(*(h.task_id for h in work))
-    await alerts.run_once()
+    assert (await alerts.run_once()).changed == 1
     assert await told(plane) == [("alert", "d/work has dead tasks"), ("retraction", "d/work has dead tasks")]
 
 

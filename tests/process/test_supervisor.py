@@ -83,3 +83,25 @@ async def test_services_import_nothing_from_the_folder_in_which_they_are_started
         await supervising
     assert not ran.exists()
     assert "planted" not in log.read_text()
+
+
+async def test_only_a_death_that_nobody_expected_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed on purpose is started again without alarm; the next one that ends is not."""
+    stop, pids, deaths = asyncio.Event(), list[int](), list[str]()
+
+    def told(event: str, level: str = "info", /, **_: object) -> None:
+        if event == "up.process_died":
+            deaths.append(level)
+            if len(deaths) == 2:
+                stop.set()
+
+    monkeypatch.setattr("traceplane.cli.supervisor.telemetry.emit", told)
+    environment = {"PATH": os.environ["PATH"], "TRACEPLANE_HOME": str(tmp_path)}
+    with (tmp_path / "log").open("wb") as output:
+        service = Service("operators", ("operators",), environment, output.fileno())
+        await supervise(
+            [service], stop, started=lambda _, pid: pids.append(pid), expected=lambda pid: pid == pids[0]
+        )
+    assert deaths == ["info", "error"]

@@ -75,6 +75,28 @@ async def test_a_reader_searches_with_the_keyboard_alone(address: str, page: Pag
     await expect(page.get_by_role("dialog")).to_have_count(0)
 
 
+@pytest.mark.parametrize(
+    ("typed", "section"),
+    [
+        ("how do I retry a task", "traceplane task retry"),
+        ("how do I retry a task?", "Retry"),
+        ("backfill", "traceplane dataset backfill"),
+        ("where are the logs", "traceplane task logs"),
+        ("gateway_port", "gateway_port"),
+        ("the", "the"),
+    ],
+)
+async def test_a_question_finds_the_section_about_it_first(
+    address: str, page: Page, typed: str, section: str
+) -> None:
+    await page.goto(address + "index.html")
+    await page.keyboard.press("/")
+    await page.keyboard.type(typed)
+    await expect(page.get_by_role("option").first).to_be_visible()
+    titles = [await result.inner_text() for result in (await page.get_by_role("option").all())[:4]]
+    assert any(section in title for title in titles), titles
+
+
 async def test_a_guarantee_leads_to_the_line_of_its_test(address: str, page: Page) -> None:
     await page.goto(address + "guarantees.html")
     await page.get_by_role("link", name="test_nothing_is_lost_or_doubled").first.click()

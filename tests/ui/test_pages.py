@@ -228,7 +228,9 @@ async def test_days_are_chosen_by_their_names(visitor: Visitor) -> None:
 async def test_an_address_that_does_not_exist_shows_a_page(visitor: Visitor) -> None:
     for path in ("/nosuch", "/nosuch/further", "/tasks/%E0%A4%A"):
         await visitor.go(path)
-        await expect(visitor.page.get_by_role("heading", name=re.compile("^There is no such"))).to_be_visible()
+        await expect(
+            visitor.page.get_by_role("heading", name=re.compile("^There is no such"))
+        ).to_be_visible()
     await expect(visitor.page.get_by_role("navigation", name="Pages")).to_be_visible()
     assert all("status of 40" in text for text in visitor.complaints), visitor.complaints
     visitor.complaints.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -20,17 +21,31 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from traceplane.cli import audit, deploys, main, output, queries, secrets, whereabouts
+from traceplane.cli import (
+    audit,
+    deploys,
+    effects,
+    main,
+    output,
+    project,
+    queries,
+    secrets,
+    tasks,
+    whereabouts,
+)
 from traceplane.cli.failures import error_text, explained
 from traceplane.cli.grammar import Noun
 from traceplane.cli.main import cli
 from traceplane.cli.output import ChangingLine, progress_bar, work_goes_on
 from traceplane.cli.queries import table_lines
 from traceplane.cli.scopes import NamedPartitions, parse_scopes
+from traceplane.client import Client
 from traceplane.errors import (
+    Conflict,
     Forbidden,
     InvalidInput,
     NotFound,
+    PlatformError,
     SpecInvalid,
     SpecProblem,
     TraceplaneError,
@@ -38,7 +53,7 @@ from traceplane.errors import (
 )
 from traceplane.settings import Settings
 from traceplane.wire.audit import AuditResponse
-from traceplane.wire.control import ExplainResponse
+from traceplane.wire.control import ExplainResponse, TaskChanges
 from traceplane.wire.deploys import (
     DeployRequest,
     DeployResponse,
@@ -46,6 +61,7 @@ from traceplane.wire.deploys import (
     VersionsResponse,
     VersionView,
 )
+from traceplane.wire.events import EventList, EventView
 from traceplane.wire.scalars import Scope
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -252,6 +268,40 @@ def test_a_project_may_be_in_a_folder_of_any_name(tmp_path: Path, folder: str, n
     assert shlex.split(command) == ["cd", str(tmp_path / folder), "&&", "traceplane", "dev"]
 
 
+@pytest.mark.parametrize(
+    ("installed", "warns"),
+    [
+        ({"url": "file:///home/me/clone", "dir_info": {}}, True),
+        ({"url": "file:///srv/clone", "vcs_info": {"vcs": "git", "commit_id": "ab12"}}, True),
+        ({"url": "https://git.example/traceplane", "vcs_info": {"vcs": "git", "commit_id": "ab12"}}, False),
+        (None, False),
+    ],
+)
+def test_a_project_says_that_only_this_machine_has_the_folder_of_a_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, object] | None, warns: bool
+) -> None:
+    class Installed:
+        def read_text(self, _: str) -> str | None:
+            return None if installed is None else json.dumps(installed)
+
+    monkeypatch.setattr(project, "distribution", lambda _: Installed())
+    done = CliRunner().invoke(cli, ["init", str(tmp_path)], standalone_mode=False)
+    readme = (tmp_path / "README.md").read_text()
+    requirement = (tmp_path / "requirements.txt").read_text().splitlines()[1]
+    words = f"requirements.txt has `{requirement}`, a folder that only this machine has"
+    assert (words in done.stdout, words in readme) == (warns, warns)
+    assert "ELSEWHERE" not in readme
+
+
+def test_a_folder_with_a_project_is_named_by_a_few_of_its_files(tmp_path: Path) -> None:
+    CliRunner().invoke(cli, ["init", str(tmp_path)], standalone_mode=False)
+    done = CliRunner().invoke(cli, ["init", str(tmp_path)], standalone_mode=False)
+    assert isinstance(done.exception, Conflict)
+    number, _, names = str(done.exception.value).partition(" files: ")
+    assert int(number) >= 8
+    assert [Path(name).is_file() for name in names.split(", ")] == [True, True, True, False]
+
+
 def test_a_project_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "code").write_text("a file, where a folder is needed")
     done = CliRunner().invoke(cli, ["init", str(tmp_path)], standalone_mode=False)
@@ -349,6 +399,45 @@ def test_a_list_of_tasks_names_the_class_of_an_exception() -> None:
     assert error_text({"code": "task.timed_out", "message": "it took 3 s"}) == "task.timed_out: it took 3 s"
 
 
+def test_events_say_who_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = "2026-11-19T21:02:43.704994+00:00"
+    of_task = EventView(29, "shop.sales", "data", "7", at, task_id=uuid4(), dag="shop", job="sales")
+    kept = EventView(28, "shop.sales#weekly.batches", "data", "7-13", at)
+    events = EventList([of_task, kept, EventView(27, "shop.days", "data", "7", at)])
+    monkeypatch.setattr(effects, "call", lambda *_: events)
+    done = CliRunner().invoke(effects.list_, [], obj=Settings())
+    assert done.stdout.splitlines() == [
+        "29  2026-11-19 21:02:43 UTC  shop.sales 7  by shop/sales",
+        "28  2026-11-19 21:02:43 UTC  shop.sales#weekly.batches 7-13  by the dispatcher",
+        "27  2026-11-19 21:02:43 UTC  shop.days 7  by a source",
+    ]
+
+
+def test_times_are_for_people_except_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    deployed, active = "2026-11-19T21:02:43.704994+00:00", "2026-11-19T23:05:01+02:00"
+    version = VersionView(1, "active", deployed, active)
+    monkeypatch.setattr(deploys, "call", lambda *_: VersionsResponse("shop", [version]))
+    done = CliRunner().invoke(deploys.versions, ["shop"], obj=Settings())
+    assert done.stdout == "   1  active since 2026-11-19 21:05:01 UTC, deployed 2026-11-19 21:02:43 UTC\n"
+    done = CliRunner().invoke(deploys.versions, ["shop", "--json"], obj=Settings())
+    assert f'"created_at": "{deployed}"' in done.stdout
+
+
+def test_a_retry_that_does_not_help_says_what_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    useless, useful = uuid4(), uuid4()
+    answers = iter(
+        [
+            ExplainResponse(useless, "dead", "sales", [], next_step="Deploy a fix.", retry_helps=False),
+            ExplainResponse(useful, "dead", "sales", [], next_step="Retry it.", retry_helps=True),
+            TaskChanges({str(useless): "queued", str(useful): "queued"}, []),
+        ]
+    )
+    monkeypatch.setattr(tasks, "call", lambda *_: next(answers))
+    done = CliRunner().invoke(tasks.retry, [str(useless), str(useful)], obj=Settings())
+    assert done.stdout.splitlines() == [f"{useless}  queued", f"{useful}  queued"]
+    assert done.stderr == f"Warning: retrying {useless} does not help. Deploy a fix.\n"
+
+
 def test_up_that_finds_its_port_in_use_leaves_no_folder(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -362,7 +451,30 @@ def test_up_that_finds_its_port_in_use_leaves_no_folder(tmp_path: Path) -> None:
             env={**os.environ, "TRACEPLANE_HOME": "home", "TRACEPLANE_GATEWAY_PORT": str(port)},
         )
     assert str(port) in done.stderr
+    assert "the setting gateway_port" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_client_and_the_command_line_say_alike_that_nothing_runs_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"GATEWAY_PORT": port, "USER_TOKEN": "x", "HOME": tmp_path / "home"}.items():
+        monkeypatch.setenv(f"TRACEPLANE_{name}", str(value))
+    done = CliRunner().invoke(cli, ["status"], standalone_mode=False)
+    assert isinstance(done.exception, PlatformError)
+    with pytest.raises(PlatformError) as failure:
+        Client().whoami()
+    for error in (done.exception, failure.value):
+        assert (error.code, error.value) == ("service.unreachable", f"127.0.0.1:{port}: connection refused")
+        assert str(error.next_step).startswith(
+            f"no platform is running in {tmp_path / 'home'}: start it with"
+        )
+    with pytest.raises(PlatformError) as failure:
+        Client(f"http://127.0.0.1:{port}").whoami()
+    assert failure.value.next_step == "check that it is running; the call may be retried"
 
 
 def test_deleting_an_unknown_dag_says_that_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,8 +105,9 @@ async def test_at_stop_calls_in_flight_finish_and_stuck_ones_are_abandoned() -> 
 
 async def test_a_port_in_use_is_reported_at_once() -> None:
     async with running(make_app()) as port:
-        with pytest.raises(Conflict, match="another process is listening on this port"):
-            await serve(make_app(), port=port, stop=asyncio.Event())
+        with pytest.raises(Conflict, match="another process is listening on this port") as failure:
+            await serve(make_app(), port=port, setting="dispatcher_port", stop=asyncio.Event())
+        assert str(failure.value.next_step).endswith("choose another port with the setting dispatcher_port")
 
 
 def test_a_unix_socket_serves_too_and_a_stale_one_is_replaced(tmp_path: Path) -> None:

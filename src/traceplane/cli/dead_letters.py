@@ -9,7 +9,7 @@ import click
 
 from traceplane.cli.failures import error_text
 from traceplane.cli.grammar import Noun
-from traceplane.cli.output import as_json, say, say_json
+from traceplane.cli.output import as_json, moment, say, say_json
 from traceplane.cli.tasks import WHY_UNCHANGED, change, of_a_dag, say_changes, selection
 from traceplane.cli.whereabouts import call
 from traceplane.model.counted import counted
@@ -106,7 +106,7 @@ def _shown(detail: DeadLetterDetail) -> Iterator[str]:
         yield from _row(detail.row)
     yield (
         f"- Tried {'once' if letter.tries == 1 else f'{letter.tries} times'}; handed over at "
-        f"{letter.handed_over_at}, dead since {letter.failed_at}"
+        f"{moment(letter.handed_over_at)}, dead since {moment(letter.failed_at)}"
     )
     yield (
         f"- {counted(letter.rows, 'row')}, {counted(letter.bytes, 'byte')} in {counted(letter.files, 'file')}"

@@ -10,7 +10,7 @@ import msgspec
 
 from traceplane.cli.grammar import Noun
 from traceplane.cli.jobs import deployed, job_line
-from traceplane.cli.output import ChangingLine, as_json, ask, say, say_json, say_lines, work_goes_on
+from traceplane.cli.output import ChangingLine, as_json, ask, moment, say, say_json, say_lines, work_goes_on
 from traceplane.cli.whereabouts import call
 from traceplane.client.deploy_files import deploy_request
 from traceplane.errors import Conflict, InvalidInput
@@ -239,8 +239,10 @@ def versions(settings: Settings, dag: str, limit: int, as_json: bool) -> None:
         say_json(answer)
         return
     for v in answer.versions:
-        since = f"active since {v.activated_at}" if v.state == "active" else v.state
-        say(f"{v.version:>4}  {since}, deployed {v.created_at}")
+        since = (
+            f"active since {moment(v.activated_at)}" if v.activated_at and v.state == "active" else v.state
+        )
+        say(f"{v.version:>4}  {since}, deployed {moment(v.created_at)}")
         if v.state == "building":
             say(f"      {_build_line(v)}")
             for d in v.datasets:

@@ -9,7 +9,7 @@ from uuid import UUID
 import click
 
 from traceplane.cli.events import event
-from traceplane.cli.output import as_json, say, say_json
+from traceplane.cli.output import as_json, moment, say, say_json
 from traceplane.cli.scopes import parse_ends
 from traceplane.cli.whereabouts import call
 from traceplane.errors import InvalidInput
@@ -61,14 +61,20 @@ def list_(
         say_json(answer)
         return
     for one in answer.events:
-        by = f"by {one.dag}/{one.job}" if one.job is not None else "from outside"
-        say(f"{one.event_id}  {one.created_at[:19]}  {_event(one)}  {by}")
+        say(f"{one.event_id}  {moment(one.created_at)}  {_event(one)}  by {producer(one)}")
     if answer.before is not None:
         say(f"For older ones: --before {answer.before}")
     elif answer.more:
         say("There are more; narrow the range or raise --limit.")
     elif not answer.events:
         say("No event matches.")
+
+
+def producer(of: EventView) -> str:
+    """Of a dataset with `#`, which the dispatcher keeps for a job, events are no task's: it makes them itself."""
+    if of.job is not None:
+        return f"{of.dag}/{of.job}"
+    return "the dispatcher" if "#" in of.dataset else "a source"
 
 
 @event.command()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from traceplane.cli.jobs import pause_line
+from traceplane.cli.output import moment
 from traceplane.model.counted import counted
 from traceplane.model.printable import one_line
 from traceplane.wire.control import (
@@ -177,7 +178,8 @@ def logged(answer: TaskLogs, attempt: int | None) -> Iterator[str]:
     for log in logs:
         if len(answer.attempts) > 1:
             is_running = answer.state == "running" and log.attempt == answer.attempt
-            yield f"--- attempt {log.attempt}, {'running, written' if is_running else 'ended'} {log.written_at}"
+            happened = "running, written" if is_running else "ended"
+            yield f"--- attempt {log.attempt}, {happened} {moment(log.written_at)}"
         yield log.text
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -101,6 +102,11 @@ def say_table(header: Sequence[str], rows: Iterable[Sequence[str]], empty: str) 
     widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
     for line in ([name.upper() for name in header], *lines):
         say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def moment(text: str) -> str:
+    """A time as people read it; `--json` has it as the platform says it."""
+    return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def say_fields(answer: object) -> None:

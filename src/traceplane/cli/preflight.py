@@ -36,8 +36,8 @@ def checked(settings: Settings, *, trigger: bool) -> Settings:
 
 
 def check_ports(settings: Settings, *, trigger: bool) -> None:
-    for port in _ports(settings, trigger=trigger).values():
-        listen(settings.host, port).close()
+    for name, port in _ports(settings, trigger=trigger).items():
+        listen(settings.host, port, name).close()
 
 
 def _ports(settings: Settings, *, trigger: bool) -> dict[str, int]:

@@ -19,6 +19,11 @@ from traceplane.errors import Conflict, InvalidInput
 
 _FILES = Path(__file__).parents[1] / "project"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_ONLY_HERE = (
+    "requirements.txt has `{requirement}`, a folder that only this machine has. For CI and other machines, replace it"
+    " with an address that they reach, such as `traceplane @ git+https://GIT-HOST/traceplane@COMMIT`,"
+    " or a wheel of `pip wheel --no-deps` that the project or an index of yours holds."
+)
 _RENAMED = {"gitignore": ".gitignore"}
 
 
@@ -41,13 +46,17 @@ def init(folder: Path, name: str | None, as_json: bool) -> None:
         raise Conflict(
             "init.files_exist",
             "the folder has files of these names already; nothing was written",
-            value=", ".join(str(path) for path in there),
+            value=_named(there),
             next_step="choose another folder: `traceplane init FOLDER`",
         )
+    requirement = _requirement()
+    texts = {"PROJECT": chosen, "REQUIREMENT": requirement, "ELSEWHERE\n": _elsewhere(requirement)}
     try:
         for source, path in files:
             path.parent.mkdir(parents=True, exist_ok=True)
-            text = source.read_text().replace("PROJECT", chosen).replace("REQUIREMENT", _requirement())
+            text = source.read_text()
+            for mark, its in texts.items():
+                text = text.replace(mark, its)
             path.write_text(text)
             shutil.copymode(source, path)
     except OSError as error:
@@ -62,6 +71,8 @@ def init(folder: Path, name: str | None, as_json: bool) -> None:
         return
     for _, path in files:
         say(f"  {path}")
+    if _is_local(requirement):
+        say(f"Before others run it: {_ONLY_HERE.format(requirement=requirement)}")
     path_of_folder = f"./{folder}" if str(folder).startswith("-") else str(folder)
     where = "" if folder == Path() else f"cd {shlex.quote(path_of_folder)} && "
     say(f"Next: {where}traceplane dev")
@@ -75,6 +86,22 @@ def _requirement() -> str:
     origin = json.loads(told)
     url, repository = origin["url"], origin.get("vcs_info")
     return f"traceplane @ {url if repository is None else '{vcs}+{}@{commit_id}'.format(url, **repository)}"
+
+
+def _is_local(requirement: str) -> bool:
+    """Whether no other machine can install it."""
+    return re.search(r"@ (\w+\+)?file:", requirement) is not None
+
+
+def _elsewhere(requirement: str) -> str:
+    """What the project's README says of a requirement that others cannot install."""
+    return f"\n{_ONLY_HERE.format(requirement=requirement)}\n" if _is_local(requirement) else ""
+
+
+def _named(paths: list[Path]) -> str:
+    """How many, and the first of them: all would be a long line."""
+    first = ", ".join(str(path) for path in paths[:3])
+    return first if len(paths) <= 3 else f"{len(paths)} files: {first}, …"
 
 
 def _from(folder: Path) -> str:

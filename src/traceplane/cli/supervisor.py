@@ -92,6 +92,8 @@ def _text(name: str, value: object) -> str:
 
 Started = Callable[[str, int], None]
 """Called with the name and process id of every process that starts."""
+Expected = Callable[[int], bool]
+"""Whether whoever supervises has killed the process of this id itself."""
 
 
 async def supervise(
@@ -100,9 +102,10 @@ async def supervise(
     *,
     hurry: asyncio.Event | None = None,
     started: Started | None = None,
+    expected: Expected | None = None,
 ) -> None:
     """Keeps the processes running until `stop`, or until one of them refuses its settings. At `hurry` they have a few
-    seconds to stop."""
+    seconds to stop. A death that was `expected` is no error."""
     hurry = hurry or asyncio.Event()
     others_left = asyncio.Event()
     others = [service for service in services if not service.leaves_last]
@@ -110,7 +113,7 @@ async def supervise(
 
     async def keep(service: Service, stop_it: asyncio.Event) -> None:
         try:
-            await _keep_running(service, stop_it, hurry, started)
+            await _keep_running(service, stop_it, hurry, started, expected)
         except TraceplaneError as failure:
             failures.append(failure)
             stop.set()
@@ -127,7 +130,11 @@ async def supervise(
 
 
 async def _keep_running(
-    service: Service, stop: asyncio.Event, hurry: asyncio.Event, on_start: Started | None
+    service: Service,
+    stop: asyncio.Event,
+    hurry: asyncio.Event,
+    on_start: Started | None,
+    expected: Expected | None,
 ) -> None:
     pause = 0.2
     starts = 0
@@ -167,7 +174,7 @@ async def _keep_running(
         pause = 0.2 if lived > 10 else min(pause * 2, 10.0)
         telemetry.emit(
             "up.process_died",
-            "error",
+            "info" if expected is not None and expected(process.pid) else "error",
             process=service.name,
             code=process.returncode,
             restart_in=round(pause, 1),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
@@ -20,7 +22,7 @@ from traceplane.cli.grammar import Noun
 from traceplane.cli.output import as_json, say, say_json, say_json_line, say_lines, say_table
 from traceplane.cli.scopes import MAY_BE_NEGATIVE, parse_ends, without_options
 from traceplane.cli.whereabouts import call
-from traceplane.errors import InvalidInput
+from traceplane.errors import InvalidInput, NotFound
 from traceplane.http_service.client import Caller
 from traceplane.settings import Settings
 from traceplane.wire.control import (
@@ -36,6 +38,8 @@ from traceplane.wire.control import (
 
 _ENDED = ("completed", "dead", "canceled")
 _FOLLOW_SECONDS = 1.0
+_EXPLAINED_AT_MOST = 10
+"""Of the tasks to retry: each costs a call."""
 
 in_range = click.option(
     "--range",
@@ -122,7 +126,7 @@ def explain(settings: Settings, subject: str, scope: str | None, full: bool, as_
             value=subject,
             next_step="use an id from `traceplane tasks`, or a dataset and a scope, for example shop.weekly 0-6",
         ) from None
-    answer = call(settings, lambda c: c.call("GET", f"/api/v1/tasks/{task_id}/explain", ExplainResponse))
+    answer = call(settings, partial(_explanation, task_id))
     if as_json:
         say_json(answer)
         return
@@ -223,11 +227,12 @@ def say_changes(
         say(", ".join(f"{n} {state}" for state, n in sorted(counts.items())) or none)
 
 
-def _change(settings: Settings, verb: str, request: TaskSelection, as_json: bool) -> None:
+def _change(settings: Settings, verb: str, request: TaskSelection, as_json: bool) -> TaskChanges:
     answer = change(settings, f"/api/v1/tasks/{verb}", request)
     say_json(answer) if as_json else say_changes(request, answer)
     if not answer.changed:
         raise SystemExit(1)
+    return answer
 
 
 def of_a_dag(command: Any) -> Any:
@@ -257,7 +262,24 @@ def retry(
 ) -> None:
     """Retry dead or canceled tasks, with a fresh set of attempts."""
     state = "canceled" if canceled else "dead"
-    _change(settings, "retry", selection(task_ids, dag, job, range_, state=state), as_json)
+    request = selection(task_ids, dag, job, range_, state=state)
+    # What advises against it is known while they are dead.
+    before = list(_explained(settings, task_ids[:_EXPLAINED_AT_MOST]))
+    answer = _change(settings, "retry", request, as_json)
+    for one in before:
+        if one.retry_helps is False and str(one.task_id) in answer.changed:
+            say(f"Warning: retrying {one.task_id} does not help. {one.next_step}", err=True)
+
+
+def _explained(settings: Settings, task_ids: Sequence[UUID]) -> Iterator[ExplainResponse]:
+    """Those of the tasks that there are."""
+    for task_id in task_ids:
+        with contextlib.suppress(NotFound):
+            yield call(settings, partial(_explanation, task_id))
+
+
+async def _explanation(task_id: UUID, caller: Caller) -> ExplainResponse:
+    return await caller.call("GET", f"/api/v1/tasks/{task_id}/explain", ExplainResponse)
 
 
 @task.command()

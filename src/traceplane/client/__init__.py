@@ -55,7 +55,7 @@ from traceplane.client.scopes import OneScope, event_of, scopes_of
 from traceplane.client.selections import all_changes, selected
 from traceplane.errors import Conflict, PlatformError
 from traceplane.runtime.retrying import pauses
-from traceplane.runtime.running_platform import token_for_calls
+from traceplane.runtime.running_platform import token_for_calls, where_it_runs
 from traceplane.settings import Settings, load
 from traceplane.wire.control import (
     BackfillRequest,
@@ -112,6 +112,7 @@ class Client:
             token or token_for_calls(self._settings, url_chosen=url is not None),
             timeout_seconds=timeout_seconds,
             trusted=lambda: Path(tls_ca) if tls_ca is not None else self._settings.tls_ca,
+            unreached=lambda: self._where_it_runs() if url is None else None,
         )
         self.dags = Dags(connection)
         self.jobs = Jobs(connection)
@@ -134,6 +135,10 @@ class Client:
         self.identity_providers = IdentityProviders(connection)
         self.secrets = Secrets(connection)
         self.audit = Audit(connection)
+
+    def _where_it_runs(self) -> str | None:
+        """Of a platform that is found by its folder."""
+        return where_it_runs(self._settings) if self._settings.gateway_url is None else None
 
     @cached_property
     def _settings(self) -> Settings:

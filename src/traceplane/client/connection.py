@@ -29,12 +29,20 @@ class Connection:
     """Where a gateway is, and who calls it. Each call is a connection of its own, so threads may share one."""
 
     def __init__(
-        self, url: str, token: str, *, timeout_seconds: float, trusted: Callable[[], Path | None]
+        self,
+        url: str,
+        token: str,
+        *,
+        timeout_seconds: float,
+        trusted: Callable[[], Path | None],
+        unreached: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`trusted`: the file with certificate authorities, which is looked up if the gateway has TLS."""
+        """`trusted`: the file with certificate authorities, which is looked up if the gateway has TLS.
+        `unreached`: what to do if it cannot be reached, if more is known than that it should be running."""
         self._url = _address(url)
         self._token = token
         self._timeout = timeout_seconds
+        self._unreached = unreached
         if self._url.scheme == "https":
             self._trusted = caller_context(trusted())
 
@@ -101,7 +109,7 @@ class Connection:
                 if reason is not None:
                     raise reason from None
             message = "the service did not answer, or its answer was cut off"
-            raise unreachable(self._url.geturl(), message, error) from error
+            raise unreachable(self._url.geturl(), message, error, self._unreached()) from error
         finally:
             connection.close()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -129,8 +131,9 @@ class Caller:
         return self._session
 
 
-def unreachable(url: str, message: str, error: BaseException) -> PlatformError:
-    """What to say of a call that got no answer: a certificate and a wrong scheme do not mend themselves."""
+def unreachable(url: str, message: str, error: BaseException, next_step: str | None = None) -> PlatformError:
+    """What to say of a call that got no answer: a certificate and a wrong scheme do not mend themselves. `next_step`:
+    what to do if it is none of these."""
     reason = f"{type(error).__name__} {error}"
     if "CERTIFICATE_VERIFY_FAILED" in reason:
         return PlatformError(
@@ -139,14 +142,31 @@ def unreachable(url: str, message: str, error: BaseException) -> PlatformError:
             value=f"{url}: {reason}",
             next_step="set tls_ca to a PEM file with the authority that signed it, and use the host name it is for",
         )
-    next_step = "check that it is running; the call may be retried"
     if url.startswith("https:") and ("WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER" in reason):
         next_step = "the service does not speak TLS: use http:// in its address"
     elif url.startswith("http:") and type(error).__name__ in _ENDED_WITHOUT_AN_ANSWER:
         next_step = (
             "if the service speaks TLS, use https:// in its address; otherwise check that it is running"
         )
-    return PlatformError("service.unreachable", message, value=f"{url}: {reason}", next_step=next_step)
+    next_step = next_step or "check that it is running; the call may be retried"
+    return PlatformError(
+        "service.unreachable",
+        message,
+        value=f"{urlsplit(url).netloc}: {_shortly(error)}",
+        next_step=next_step,
+    )
+
+
+def _shortly(error: BaseException) -> str:
+    """The reason, without the words in which libraries repeat the address."""
+    cause = getattr(error, "os_error", error)  # of aiohttp
+    if isinstance(cause, OSError) and cause.errno == errno.ECONNREFUSED:
+        return "connection refused"
+    if isinstance(cause, TimeoutError):
+        return "timed out"
+    if isinstance(cause, OSError) and cause.strerror and "[" not in cause.strerror:
+        return cause.strerror
+    return f"{type(error).__name__} {error}".strip()
 
 
 def caller_context(ca: Path | None) -> ssl.SSLContext:

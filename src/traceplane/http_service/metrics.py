@@ -25,12 +25,14 @@ def metrics_app(title: str) -> App:
     return App([route], authenticate=_nobody, title=title, version=__version__)
 
 
-async def serve_metrics(host: str, port: int, stop: asyncio.Event, limits: ConnectionLimits) -> None:
+async def serve_metrics(
+    host: str, port: int, stop: asyncio.Event, limits: ConnectionLimits, setting: str | None = None
+) -> None:
     """Until `stop`; not at all if the port is 0. A port in use is tried again: telemetry cannot fail the work."""
     app, is_told = metrics_app("Traceplane metrics"), False
     while port and not stop.is_set():
         try:
-            await serve(app, host=host, port=port, stop=stop, grace=1.0, limits=limits)
+            await serve(app, host=host, port=port, setting=setting, stop=stop, grace=1.0, limits=limits)
         except Conflict as error:
             if not is_told:
                 telemetry.emit("metrics.not_served", "warning", port=port, **describe(error))

@@ -77,6 +77,7 @@ async def serve(
     *,
     host: str = "127.0.0.1",
     port: int | None = None,
+    setting: str | None = None,
     uds: str | None = None,
     stop: asyncio.Event,
     bound: asyncio.Future[int] | None = None,
@@ -84,12 +85,13 @@ async def serve(
     limits: ConnectionLimits = DEFAULT_LIMITS,
     certificate: ServerCertificate | None = None,
 ) -> None:
-    """Answer requests on a TCP port or a Unix socket until `stop` is set; over TLS with a `certificate`.
+    """Answer requests on a TCP port or a Unix socket until `stop` is set; over TLS with a `certificate`. `setting`:
+    where the port is from, for whoever finds it in use.
 
     `bound` is resolved with the port once connections are accepted (0 asks the system for a free one). At
     `stop` no new connection is taken, and calls under way have `grace` seconds to finish.
     """
-    listener = _listen_unix(uds) if uds is not None else _listen_tcp(host, port or 0)
+    listener = _listen_unix(uds) if uds is not None else _listen_tcp(host, port or 0, setting)
     server = _Server(_config(app, grace, certificate), limits)
 
     async def end_at_stop() -> None:
@@ -176,9 +178,9 @@ def _end_the_unread(connections: Sequence[_Connection], most_bytes: int) -> None
                 break
 
 
-def _listen_tcp(host: str, port: int) -> socket.socket:
+def _listen_tcp(host: str, port: int, setting: str | None) -> socket.socket:
     # uvloop sets TCP_NODELAY on every connection itself.
-    listener = listen(host, port)
+    listener = listen(host, port, setting)
     # Or the kernel takes megabytes of each answer that nobody reads. Its connections inherit this.
     listener.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _MOST_UNSENT_BYTES)
     return listener

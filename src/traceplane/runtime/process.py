@@ -299,8 +299,8 @@ async def _supervise(
     return 1 if stray_errors else 0
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; the error explains why it cannot be opened."""
+def listen(host: str, port: int, setting: str | None = None) -> socket.socket:
+    """A listening socket; the error explains why it cannot be opened, and names the `setting` with the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -310,8 +310,8 @@ def listen(host: str, port: int) -> socket.socket:
                 "service.port_in_use",
                 "another process is listening on this port",
                 value=f"{host}:{port}",
-                next_step="stop it (is it another `traceplane up`?), or choose other ports with the settings"
-                " gateway_port, dispatcher_port and trigger_port, and …_metrics_port of each",
+                next_step="stop it (is it another `traceplane up`?), or choose another port"
+                + (f" with the setting {setting}" if setting is not None else ""),
             ) from error
         raise InvalidInput(
             "service.address_unusable",

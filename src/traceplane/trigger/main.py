@@ -58,6 +58,7 @@ async def run(settings: Settings, stop: asyncio.Event, bound: asyncio.Future[int
                 metrics_app("Traceplane trigger"),
                 host=settings.host,
                 port=settings.trigger_port,
+                setting="trigger_port",
                 stop=stop,
                 bound=bound,
                 limits=connection_limits(settings),

@@ -159,7 +159,8 @@ class Comparison:
         self._subjects: dict[str, JsonObject] = {}
         """Of the rows that are there, by their keys, as in messages."""
 
-    async def compare(self, rows: Sequence[FoundRow], routed: Sequence[Range]) -> None:
+    async def compare(self, rows: Sequence[FoundRow], routed: Sequence[Range]) -> int:
+        """Returns how many alerts are new or gone."""
         found: dict[str, FoundRow] = {}
         async for row in _in_turns(rows):
             subject = _plain(row.subject)
@@ -168,22 +169,24 @@ class Comparison:
         known = await alerts.known(self._tx, self._route, list(found), routed)
         self._former = FormerAlerts((a for a in known.values() if a.subject is not None), self._route.periods)
         known = {key: alert for key, alert in known.items() if alert.subject is None}
-        await self._see(found, known)
+        new = await self._see(found, known)
         gone = [alert for key, alert in known.items() if key not in found and self._is_gone(alert)]
         if gone:
             await self._take_back(gone)
         if self._route.former_periods and not self._route.building:
             await self._take_back_former()
+        return new + len(gone)
 
     # What is there ------------------------------------------------------------------------------
 
-    async def _see(self, found: Mapping[str, FoundRow], known: Mapping[str, KnownAlert]) -> None:
+    async def _see(self, found: Mapping[str, FoundRow], known: Mapping[str, KnownAlert]) -> int:
+        """Returns how many are new."""
         again = [key for key in found if key in known and not self._is_news(known[key])]
         if again:
             await alerts.see_again(self._tx, self._route, again)
         news = {key: row for key, row in found.items() if key not in known or self._is_news(known[key])}
         if not news:
-            return
+            return 0
         occurrences = {
             key: known[key].occurrence + known[key].retracted if key in known else 1 for key in news
         }
@@ -226,6 +229,7 @@ class Comparison:
         telemetry.count("alerts_found_total", len(news))
         for reason, count in Counter(reasons.values()).items():
             telemetry.count("alerts_suppressed_total", count, reason=reason)
+        return len(news)
 
     def _is_news(self, known: KnownAlert) -> bool:
         """It was gone, or nobody was told of it by a version to which it was no news."""

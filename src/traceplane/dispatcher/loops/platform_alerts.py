@@ -41,7 +41,8 @@ _NOWHERE = [(0, 0)]
 
 @dataclass(frozen=True, slots=True)
 class Looked(Outcome):
-    conditions: int = 0
+    changed: int = 0
+    """Alerts that are new or gone; those that go on are no news."""
 
 
 class PlatformAlerts:
@@ -64,15 +65,16 @@ class PlatformAlerts:
                 return Looked()
             channels = await platform_alerts.platform_channels(tx)
             raised = await platform_alerts.open_alerts(tx)
-            count = 0
+            changed = 0
             for definition in DEFINITIONS:
                 conditions: defaultdict[UUID, list[Condition]] = defaultdict(list)
                 for condition in await self._evaluations[definition.name](tx):
                     conditions[condition.org_id].append(condition)
-                    count += 1
                 for org_id in conditions.keys() | {org for org, alert in raised if alert == definition.name}:
-                    await _compare(tx, org_id, definition, conditions[org_id], channels.get(org_id, []))
-        return Looked(count)
+                    changed += await _compare(
+                        tx, org_id, definition, conditions[org_id], channels.get(org_id, [])
+                    )
+        return Looked(changed)
 
     async def _full_disks(self, tx: Transaction) -> list[Condition]:
         full = [
@@ -91,7 +93,7 @@ async def _compare(
     definition: Definition,
     conditions: Sequence[Condition],
     channels: Sequence[str],
-) -> None:
+) -> int:
     route = await alerts.platform_route(tx, org_id, definition.name)
     rows = [FoundRow(0, condition.subject, condition.fields, None, None) for condition in conditions]
-    await Comparison(tx, route, definition.routed_to(channels), _NOWHERE).compare(rows, _NOWHERE)
+    return await Comparison(tx, route, definition.routed_to(channels), _NOWHERE).compare(rows, _NOWHERE)
