@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec import structs
-
 from traceplane.http_service.routes import Reply
 
 BUILT = Path(__file__).with_name("ui")
@@ -42,7 +40,6 @@ ADDRESSES = frozenset(
 )
 """The first segments of the addresses that the UI has pages for, besides `/`."""
 
-_API = b"/api/"
 _ASSETS = b"/assets/"
 _POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
@@ -147,13 +144,11 @@ class Pages:
         if path.startswith(_ASSETS):
             asset = self._assets.get(path)
             return None if asset is None else asset.reply(headers)
-        is_known = path == b"/" or path[1:].partition(b"/")[0] in ADDRESSES
-        if not is_known and (path.startswith(_API) or b"text/html" not in headers.get(b"accept", b"")):
+        if path != b"/" and path[1:].partition(b"/")[0] not in ADDRESSES:
             return None
         if self._page is None:
-            return _unavailable(_MISSING) if is_known else None
-        # Somebody who mistyped an address gets the page that says so, with the menu.
-        return self._page.reply(headers) if is_known else structs.replace(self._page.reply({}), status=404)
+            return _unavailable(_MISSING)
+        return self._page.reply(headers)
 
 
 def _unavailable(page: str) -> Reply:

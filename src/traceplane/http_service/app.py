@@ -105,6 +105,8 @@ class App:
                 route, path_params = self._find(scope["method"], scope["raw_path"])
                 label, errors = route.label, route.errors
                 reply = await self._answer(route, path_params, scope, receive, headers)
+        except NotFound as error:
+            reply = self._page_of_nothing(scope, headers, label) or _failure(error, label, request_id, errors)
         except ClientGone:
             telemetry.count("http_requests_total", route=label, status=499)
             return
@@ -203,6 +205,13 @@ class App:
         if self._page is None or scope["method"] not in ("GET", "HEAD"):
             return None
         return self._page(scope["raw_path"], headers)
+
+    def _page_of_nothing(self, scope: Scope, headers: Mapping[bytes, bytes], label: str) -> Reply | None:
+        """Somebody who mistyped an address gets the page that says so, with the menu."""
+        if label != "unmatched" or b"text/html" not in headers.get(b"accept", b""):
+            return None
+        page = None if scope["raw_path"].startswith(_API) else self._page_at({**scope, "raw_path": b"/"}, {})
+        return msgspec.structs.replace(page, status=404) if page is not None and page.status == 200 else None
 
     def _add(self, route: _PreparedRoute) -> None:
         path = route.path.encode()
@@ -419,6 +428,8 @@ class _PreparedRoute:
 
 
 _encoder = msgspec.json.Encoder()
+_API = b"/api/"
+"""Where programs get an error that they can read, also in a browser."""
 _SEE_API = "correct it; see docs/reference/api.md"
 
 _DIGITS_TO_ZERO = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
