@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import html
-import os
 import sys
 import webbrowser
 from collections.abc import Mapping
 from pathlib import Path
+
+from traceplane.cli.profile import write_private
 
 _PAGE = """<!doctype html>
 <meta charset="utf-8"><title>Traceplane</title><meta http-equiv="refresh" content="0;url={url}">
@@ -34,13 +35,7 @@ def show(url: str, page: Path) -> bool:
             browser, webbrowser.BackgroundBrowser
         ):
             return False
-        _write(page, _PAGE.format(url=html.escape(url)))
+        write_private(page, _PAGE.format(url=html.escape(url)))
         return browser.open(page.resolve().as_uri())
     except (webbrowser.Error, OSError):
         return False
-
-
-def _write(page: Path, text: str) -> None:
-    page.unlink(missing_ok=True)
-    with open(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
